@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The library's macros, all of them, and the checks of what it needs from the compiler.
+
+#if defined(_MSVC_LANG) ? (_MSVC_LANG < 202002L) : (__cplusplus < 202002L)
+#error "shardopt needs C++20: compile with -std=c++20 (CMake: target_compile_features(... cxx_std_20))"
+#endif
+#if !defined(__cpp_exceptions) && !defined(__EXCEPTIONS)
+#error "shardopt reports errors by exceptions: do not compile it with -fno-exceptions"
+#endif
+
+/// Marks a function that runs on the host and, under a CUDA compiler, on the device too.
+#if defined(__CUDACC__)
+#define SHARDOPT_HD __host__ __device__
+#else
+#define SHARDOPT_HD
+#endif
+
+/// 1 where the host's kernels work on packs of eight floats by AVX2 and FMA instructions.
+#if defined(__x86_64__)
+#define SHARDOPT_HOST_AVX2 1
+#define SHARDOPT_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#else
+#define SHARDOPT_HOST_AVX2 0
+#define SHARDOPT_TARGET_AVX2
+#endif
+
+/// Marks a function of a rule (or of math): inlined into the kernel, on the host with the kernel's instruction set.
+#define SHARDOPT_RULE SHARDOPT_HD SHARDOPT_TARGET_AVX2 inline __attribute__((always_inline))
