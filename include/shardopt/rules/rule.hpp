@@ -9,8 +9,10 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 namespace shardopt::inline v0 {
 
@@ -23,20 +25,22 @@ struct StepScalars {
 
 namespace detail {
 
-/// Whether `Fields` is nothing but `count` members of type `Value`.
+template <class Fields, class Value, std::size_t... index>
+[[nodiscard]] consteval bool all_fields_are(std::index_sequence<index...>) noexcept {
+  return (std::is_same_v<std::remove_cvref_t<decltype(field<index>(std::declval<Fields&>()))>, Value> &&
+          ...) &&
+         sizeof(Fields) == sizeof...(index) * sizeof(Value);
+}
+
+/// Whether `Fields` has members of type `Value` and nothing else.
 template <class Fields, class Value>
 [[nodiscard]] consteval bool consists_of() noexcept {
-  if constexpr (!std::is_aggregate_v<Fields> || !std::is_trivially_copyable_v<Fields>) {
+  if constexpr (!PlainFields<Fields> || !std::is_trivially_copyable_v<Fields>) {
     return false;
   } else if constexpr (std::is_empty_v<Fields>) {
     return true;
   } else {
-    return []<std::size_t... index>(std::index_sequence<index...>) {
-      return (std::is_same_v<std::remove_cvref_t<decltype(field<index>(std::declval<Fields&>()))>, Value> &&
-              ...) &&
-             sizeof(Fields) == sizeof...(index) * sizeof(Value);
-    }
-    (std::make_index_sequence<field_count<Fields>>{});
+    return all_fields_are<Fields, Value>(std::make_index_sequence<field_count<Fields>>{});
   }
 }
 
