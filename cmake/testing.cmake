@@ -54,3 +54,41 @@ function(shardopt_add_test)
                          PROPERTIES LABELS full TIMEOUT 3600)
   endif()
 endfunction()
+
+# shardopt_add_counted_test(NAME name PROGRAM name CASE "test case" CHECK script.cmake [DEFINITIONS -DX=1...] [LABELS quick|full])
+#
+# Runs a test case of a CUDA program made by shardopt_add_test, which may be hidden ([.]), with SHARDOPT_TEST_COUNTERS,
+# then includes the script with the text of the counters in the variable `counters`; the script ends with FATAL_ERROR
+# where they are wrong. Skipped where no launcher writes counters.
+function(shardopt_add_counted_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;PROGRAM;CASE;CHECK;LABELS" "DEFINITIONS")
+  if(NOT TARGET test_${arg_PROGRAM})
+    return()
+  endif()
+  if(NOT arg_LABELS)
+    set(arg_LABELS quick)
+  endif()
+  cmake_path(ABSOLUTE_PATH arg_CHECK)
+  add_test(NAME ${arg_NAME} COMMAND ${CMAKE_COMMAND} -DLAUNCHER=${SHARDOPT_ON_GPU} -DPROGRAM=$<TARGET_FILE:test_${arg_PROGRAM}>
+                                    -DCASE=${arg_CASE} -DCHECK=${arg_CHECK} ${arg_DEFINITIONS} -P ${PROJECT_SOURCE_DIR}/cmake/counted_test.cmake)
+  set_tests_properties(${arg_NAME} PROPERTIES LABELS ${arg_LABELS} SKIP_REGULAR_EXPRESSION "skipped: " TIMEOUT 600)
+endfunction()
+
+# Each tests/compile_fail/X.cpp or .cu must be refused, with the text of its lines `// expect: TEXT`.
+function(shardopt_add_compile_fail_tests)
+  file(GLOB sources CONFIGURE_DEPENDS compile_fail/*.cpp compile_fail/*.cu)
+  foreach(source IN LISTS sources)
+    cmake_path(GET source FILENAME name)
+    set(compiler ${CMAKE_CXX_COMPILER} -fsyntax-only)
+    if(name MATCHES "\\.cu$")
+      if(NOT SHARDOPT_HAVE_CUDA)
+        continue()
+      endif()
+      set(compiler ${CMAKE_CUDA_COMPILER} --cuda -o /dev/null)
+    endif()
+    list(JOIN compiler "|" compiler)
+    add_test(NAME "compile_fail:${name}" COMMAND ${CMAKE_COMMAND} -DCOMPILER=${compiler} -DSOURCE=${source}
+                                                 -DINCLUDE=${PROJECT_SOURCE_DIR}/include -P ${PROJECT_SOURCE_DIR}/cmake/compile_fail_test.cmake)
+    set_tests_properties("compile_fail:${name}" PROPERTIES LABELS quick)
+  endforeach()
+endfunction()
