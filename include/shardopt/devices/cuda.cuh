@@ -127,10 +127,11 @@ class Cuda {
     throw_if_failed(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }
 
-  /// Waits, and reports no failure: for destructors.
-  void finish(Stream stream) const noexcept {
+  /// Waits for a stream or an event, and reports no failure: for destructors.
+  template <class StreamOrEvent>
+  void finish(const StreamOrEvent& what) const noexcept {
     try {
-      synchronize(stream);
+      synchronize(what);
     } catch (const CudaError&) {
       // The failure was reported by the call that caused it, or will be by the engine's next one.
     }

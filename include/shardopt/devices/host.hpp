@@ -54,6 +54,7 @@ class Host {
   void synchronize(const Event&) const noexcept {}
   void synchronize(Stream) const noexcept {}
   void finish(Stream) const noexcept {}
+  void finish(const Event&) const noexcept {}
 
   /// Host memory to device memory; `from` may be reused on return.
   void upload(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {

@@ -114,7 +114,7 @@ class ZeroOptimizer {
   /// Waits for what it enqueued on the streams of the last step. Never throws.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
-    if (stepped_) comm_.device().finish(last_stream_);
+    if (stepped_) comm_.device().finish(updated_);
     comm_.device().finish(comm_.stream());
   }
 
@@ -546,7 +546,6 @@ class ZeroOptimizer {
       }
       device.record(updated_, stream);
       stepped_ = true;
-      last_stream_ = stream;
       reduced_ = false;
       announced_.assign(announced_.size(), false);
       reducer_->restart();
@@ -622,7 +621,6 @@ class ZeroOptimizer {
   typename Device::Event summed_;   ///< behind the all-reduce, on the collective's stream
   typename Device::Event decided_;  ///< behind the decision, on the step's stream
   typename Device::Event updated_;  ///< behind the last update, on the step's stream
-  Stream last_stream_{};            ///< of the last step
   std::vector<OwnedPart> owned_;
   std::vector<std::pair<Grad*, std::int64_t>> gradient_runs_;
   std::vector<bool> announced_;
