@@ -99,7 +99,12 @@ class ZeroOptimizer {
                   : adopted != nullptr ? adopted->scratch
                                        : Arena{},
                   adopted, arena != nullptr);
-    start(stream, adopted == nullptr || adopted->initialize);
+    try {
+      start(stream, adopted == nullptr || adopted->initialize);
+    } catch (...) {
+      comm_.device().finish(comm_.stream());  // what was enqueued uses memory that is about to go
+      throw;
+    }
   }
 
   /// The same with memory of the library's own.
