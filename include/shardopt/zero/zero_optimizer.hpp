@@ -111,9 +111,11 @@ class ZeroOptimizer {
   ZeroOptimizer(const ZeroOptimizer&) = delete;
   ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
 
-  /// Waits for what was enqueued. Never throws.
+  /// Waits for what it enqueued on the streams of the last step. Never throws.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
+    if (stepped_) comm_.device().finish(updated_);
+    comm_.device().finish(comm_.stream());
   }
 
   /// Says that gradients of this step are complete once what `stream` holds now is done. Reductions start as
