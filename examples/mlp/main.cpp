@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Trains a multilayer perceptron on handwritten digits: every data-parallel rank keeps its shard of the optimizer state.
+#include "csv.hpp"
 #include "digits.hpp"
 #include "hash.hpp"
 #include "options.hpp"
@@ -52,7 +53,9 @@ int run(int count, const char* const* arguments) {
   settle(options, digits);
   const mlp::Layout layout(options.layers);
   const mlp::Parameters parameters(layout);
-  const mlp::Run run{.options = options, .digits = digits, .layout = layout, .parameters = parameters};
+  mlp::Csv csv(options.csv);
+  const mlp::Run run{
+      .options = options, .digits = digits, .layout = layout, .parameters = parameters, .csv = csv};
   const mlp::Result result = options.backend == mlp::Backend::cuda ? mlp::run_cuda(run) : mlp::run_host(run);
   std::printf("test accuracy %.1f %%, weights %s\n", 100.0 * result.accuracy, mlp::hex(result.weights).c_str());
   return 0;

@@ -28,6 +28,8 @@ class HostNetwork {
  public:
   using Stream = shardopt::Host::Stream;
 
+  static constexpr const char* device_name = "host";
+
   HostNetwork(const Layout& layout, const Digits&, int largest_block)
       : layout_(layout), parameters_(layout.size()), gradients_(layout.size()) {
     const auto rows = static_cast<std::size_t>(largest_block);

@@ -91,7 +91,7 @@ const std::vector<OptionSpec>& specs() {
       {"--ranks", "N", "data-parallel ranks: threads, or GPUs with one thread each (4, or as many GPUs as there are)",
        whole(&Options::ranks, "--ranks", 1, "a whole number of at least 1")},
       {"--layers", "W,W,…", "widths from the 64 pixels to the 10 classes (64,128,10)", read_layers},
-      {"--epochs", "N", "passes over the training samples (20)",
+      {"--epochs", "N", "passes over the training samples (15)",
        whole(&Options::epochs, "--epochs", 1, "a whole number of at least 1")},
       {"--batch", "N", "samples a step, over all ranks (64); an epoch's last samples that fill no batch are left out",
        whole(&Options::batch, "--batch", 1, "a whole number of at least 1")},
@@ -101,7 +101,7 @@ const std::vector<OptionSpec>& specs() {
        choice<OptimizerKind>(
            &Options::optimizer, "--optimizer",
            {{"sgd", OptimizerKind::sgd}, {"adam", OptimizerKind::adam}, {"adamw", OptimizerKind::adamw}})},
-      {"--lr", "X", "learning rate (sgd 0.05, adam and adamw 0.004)",
+      {"--lr", "X", "learning rate (sgd 0.15, adam and adamw 0.015)",
        real(&Options::lr, "--lr", huge, "a number of at least 0")},
       {"--weight-decay", "X", "decay of weights, not of biases (adamw 0.01, else 0)",
        real(&Options::weight_decay, "--weight-decay", huge, "a number of at least 0")},
@@ -201,7 +201,7 @@ Options parse_options(int count, const char* const* arguments) {
 }
 
 std::string help_text() {
-  constexpr std::size_t column = 38;
+  constexpr std::size_t column = 42;
   std::ostringstream text;
   text << "Trains a multilayer perceptron on handwritten digits with a sharded optimizer.\n\nusage: mlp [option …]\n\n";
   for (const OptionSpec& spec : specs()) {

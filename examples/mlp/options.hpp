@@ -27,7 +27,7 @@ struct Options {
   Backend backend = Backend::automatic;
   int ranks = 0;  ///< 0: four, or as many as there are GPUs where those are fewer
   std::vector<int> layers = {64, 128, 10};
-  int epochs = 20;
+  int epochs = 15;
   int batch = 64;  ///< samples of a step, over all ranks and micro-batches
   int micro_batches = 1;
 
@@ -57,7 +57,7 @@ struct Options {
   bool help = false;
 
   /// The learning rate that the schedule scales.
-  [[nodiscard]] double learning_rate() const { return lr.value_or(optimizer == OptimizerKind::sgd ? 0.05 : 0.004); }
+  [[nodiscard]] double learning_rate() const { return lr.value_or(optimizer == OptimizerKind::sgd ? 0.15 : 0.015); }
 
   /// Parts a step's samples are cut into: micro-batch j of rank r works on block r · micro_batches + j.
   [[nodiscard]] int blocks() const { return ranks * micro_batches; }

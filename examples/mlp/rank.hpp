@@ -29,23 +29,17 @@ template <class Precision, class Rule, class Sharding, class Network, class Comm
 Result run_rank(const Run& run, Rule rule, const Sharding& sharding, Network& network, Comm comm, Team& team) {
   using Optimizer = shardopt::ZeroOptimizer<Rule, Sharding, Comm, Precision>;
   const int rank = comm.rank();
-  const int world = comm.world();
   Rule plain = rule;
   plain.weight_decay = 0;
-  Report report(rank);
+  Report report(rank, Network::device_name, Network::memory_in_use);
   const typename Optimizer::Config config{.groups = {{"decay", rule}, {"plain", plain}},
                                           .sharding = sharding,
                                           .reduction = reduction_of(run.options.reduction),
                                           .max_norm = run.options.clip,
                                           .observer = &report};
   network.initialize(initial_weights(run.layout, run.options.seed));
-  report.before(Network::memory_in_use());
   Optimizer optimizer(run.parameters.table, config, std::move(comm),
                       shardopt::FlatBuffers{network.parameters(), network.gradients()}, network.stream());
-  report.after(Network::memory_in_use(),
-               Optimizer::plan(run.parameters.table, config, {.rank = rank, .world = world}),
-               Optimizer::plan(run.parameters.table, config, {.rank = 0, .world = 1}), optimizer.owned(),
-               run.parameters.table.trainable_elements());
   team.print_in_order(rank, report.text());
 
   Trainer trainer(run, network, optimizer, team, rank);

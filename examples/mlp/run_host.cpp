@@ -18,13 +18,14 @@ Result run_host(const Run& run) {
   const auto launch = [&]<class Precision>(Type<Precision>, const auto& rule, const auto& sharding) {
     using Comm = shardopt::Threads<shardopt::Host>;
     Comm::run(run.options.ranks, [&](Comm comm) {
-      team.run([&] {
+      const bool done = team.run([&] {
         HostNetwork<typename Precision::Param, typename Precision::Grad> network(run.layout, run.digits,
                                                                                  run.largest_block());
         const int rank = comm.rank();
         const Result mine = run_rank<Precision>(run, rule, sharding, network, std::move(comm), team);
         if (rank == 0) result = mine;
       });
+      if (!done) team.rethrow_failure();  // the others must not wait for this rank
     });
   };
   with_precision(run.options.precision, [&](auto precision) {

@@ -26,14 +26,16 @@ class Team {
   /// Called once, by the first rank that fails, so that others do not wait for it in the device's traffic.
   std::function<void()> on_failure = [] {};
 
-  /// Runs a rank's work and notes what it throws.
+  /// Runs a rank's work and notes what it throws, for rethrow_failure().
+  /// @return whether it ended well
   template <class Work>
-  void run(const Work& work) {
+  bool run(const Work& work) {
     try {
       work();
+      return true;
     } catch (...) {
       fail(std::current_exception());
-      throw;
+      return false;
     }
   }
 

@@ -17,7 +17,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -29,6 +29,7 @@ struct Run {
   const Digits& digits;
   const Layout& layout;
   const Parameters& parameters;
+  Csv& csv;  ///< rank 0's
 
   [[nodiscard]] int steps_per_epoch() const { return digits.train.count() / options.batch; }
   [[nodiscard]] int steps() const { return steps_per_epoch() * options.epochs; }
@@ -41,7 +42,7 @@ template <class Network, class Optimizer>
 class Trainer {
  public:
   Trainer(const Run& run, Network& network, Optimizer& optimizer, Team& team, int rank)
-      : run_(run), network_(network), optimizer_(optimizer), team_(team), rank_(rank), csv_(rank == 0 ? run.options.csv : "") {}
+      : run_(run), network_(network), optimizer_(optimizer), team_(team), rank_(rank) {}
 
   /// Trains for all epochs.
   void train() {
@@ -108,7 +109,7 @@ class Trainer {
     optimizer_.zero_gradients(network_.stream());
     ++iteration_;
     lrs_.push_back(run_.options.learning_rate() * static_cast<double>(factor));
-    if (csv_.on()) norms_.push_back(ticket.get().norm);
+    if (rank_ == 0 && run_.csv.on()) norms_.push_back(ticket.get().norm);
   }
 
   /// Brings the ranks' losses together; rank 0 reports them.
@@ -130,9 +131,9 @@ class Trainer {
         const double loss = std::accumulate(first, first + run_.options.batch, 0.0) / run_.options.batch;
         total += loss;
         const auto at = static_cast<std::size_t>(step);
-        if (csv_.on()) csv_.row(epoch * steps + step + 1, loss, lrs_[at], norms_[at]);
+        if (run_.csv.on()) run_.csv.row(epoch * steps + step + 1, loss, lrs_[at], norms_[at]);
       }
-      csv_.flush();
+      run_.csv.flush();
       progress.epoch(epoch + 1, total / steps, lrs_.back());
     }
     lrs_.clear();
@@ -145,7 +146,6 @@ class Trainer {
   Optimizer& optimizer_;
   Team& team_;
   int rank_;
-  Csv csv_;
   int iteration_ = 0;
   std::vector<double> lrs_;    ///< of this epoch's steps
   std::vector<double> norms_;  ///< likewise, if they are asked for
