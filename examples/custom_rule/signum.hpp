@@ -3,7 +3,8 @@
 
 #include <shardopt/shardopt.hpp>
 
-/// A rule of the user's own: momentum, then a step of fixed size against its sign (Bernstein et al. 2018, "signSGD").
+/// A rule of the user's own: momentum, then a step of fixed size against its sign (Bernstein et al. 2018,
+/// "signSGD").
 struct Signum {
   float lr = 1e-3F;
   float beta = 0.9F;
@@ -11,10 +12,16 @@ struct Signum {
   static constexpr std::string_view name = "signum";
   static constexpr std::array<std::string_view, 1> state_names = {"momentum"};
   template <class V>
-  struct State { V momentum; };
-  struct Constants { float lr, beta; };
+  struct State {
+    V momentum;
+  };
+  struct Constants {
+    float lr, beta;
+  };
 
-  SHARDOPT_HD Constants constants(shardopt::StepScalars s) const { return {shardopt::math::mul(lr, s.lr_factor), beta}; }
+  SHARDOPT_HD Constants constants(shardopt::StepScalars s) const {
+    return {shardopt::math::mul(lr, s.lr_factor), beta};
+  }
 
   template <class V>
   SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>& s) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// An engine's two flat buffers and a sharded optimizer, four ranks as threads: ten steps towards the minimum of
-/// (w - 3)² + (b + 1)².
+/// An engine's two flat buffers and a sharded optimizer, four ranks as threads: ten steps towards the minimum
+/// of (w - 3)² + (b + 1)².
 #include <shardopt/shardopt.hpp>
 
 #include <cmath>
@@ -21,10 +21,12 @@ int main() {
     const so::ParameterId weight = table.add({.name = "weight", .shape = {30, 33}, .offset = 0});
     const so::ParameterId bias = table.add({.name = "bias", .shape = {10}, .offset = 990});
 
-    using Optimizer = so::ZeroOptimizer<so::SGD, so::FlatSharding, so::Threads<so::Host>, so::Mixed<float, float, float>>;
+    using Optimizer =
+        so::ZeroOptimizer<so::SGD, so::FlatSharding, so::Threads<so::Host>, so::Mixed<float, float, float>>;
     const Optimizer::Config config{.groups = {{"default", {.lr = 0.25}}}};
     const so::Host::Stream stream{};
-    Optimizer optimizer(table, config, std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()}, stream);
+    Optimizer optimizer(table, config, std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()},
+                        stream);
 
     for (int step = 0; step < 10; ++step) {
       optimizer.wait_parameters(stream);
@@ -40,7 +42,8 @@ int main() {
     if (rank == 0) result = parameters;
   });
   // each step halves the distance
-  const bool right = std::abs(result[0] - 3.0F * (1 - 0x1p-10F)) < 1e-6F && std::abs(result[999] + (1 - 0x1p-10F)) < 1e-6F;
+  const bool right =
+      std::abs(result[0] - 3.0F * (1 - 0x1p-10F)) < 1e-6F && std::abs(result[999] + (1 - 0x1p-10F)) < 1e-6F;
   std::printf("%s: weight %.6f, bias %.6f\n", right ? "right" : "WRONG", result[0], result[999]);
   return right ? 0 : 1;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// An engine's two flat buffers on each GPU and a sharded optimizer, one host thread a GPU: ten steps towards w = 3.
+/// An engine's two flat buffers on each GPU and a sharded optimizer, one host thread a GPU: ten steps towards
+/// w = 3.
 #include <shardopt/cuda.cuh>
 
 #include <cmath>

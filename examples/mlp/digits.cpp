@@ -66,11 +66,12 @@ Digits load_digits(const std::string& path) {
     append(count % 5 == 0 ? digits.test : digits.train, row);
   }
   if (count != rows_published) {
-    throw UsageError(path + " is damaged: " + std::to_string(count) + " rows instead of " + std::to_string(rows_published));
+    throw UsageError(path + " is damaged: " + std::to_string(count) + " rows instead of " +
+                     std::to_string(rows_published));
   }
   if (hash.value() != hash_published) {
-    throw UsageError(path + " is damaged: its values are not those published (hash " + hex(hash.value()) + " instead of " +
-                     hex(hash_published) + ")");
+    throw UsageError(path + " is damaged: its values are not those published (hash " + hex(hash.value()) +
+                     " instead of " + hex(hash_published) + ")");
   }
   return digits;
 }

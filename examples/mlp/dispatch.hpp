@@ -23,9 +23,12 @@ auto with_precision(PrecisionKind kind, Use&& use) {
   using shardopt::bf16;
   using shardopt::Mixed;
   switch (kind) {
-    case PrecisionKind::fp32: break;
-    case PrecisionKind::bf16: return use(Type<Mixed<bf16, bf16, float>>{});
-    case PrecisionKind::bf16_fp32_grads: return use(Type<Mixed<bf16, float, float>>{});
+    case PrecisionKind::fp32:
+      break;
+    case PrecisionKind::bf16:
+      return use(Type<Mixed<bf16, bf16, float>>{});
+    case PrecisionKind::bf16_fp32_grads:
+      return use(Type<Mixed<bf16, float, float>>{});
   }
   return use(Type<Mixed<float, float, float>>{});
 }
@@ -53,9 +56,12 @@ auto with_rule(const Options& options, Use&& use) {
   };
   const double decay = options.weight_decay.value_or(options.optimizer == OptimizerKind::adamw ? 0.01 : 0.0);
   switch (options.optimizer) {
-    case OptimizerKind::sgd: break;
-    case OptimizerKind::adam: return adaptive(shardopt::Adam{.lr = options.learning_rate(), .weight_decay = decay});
-    case OptimizerKind::adamw: return adaptive(shardopt::AdamW{.lr = options.learning_rate(), .weight_decay = decay});
+    case OptimizerKind::sgd:
+      break;
+    case OptimizerKind::adam:
+      return adaptive(shardopt::Adam{.lr = options.learning_rate(), .weight_decay = decay});
+    case OptimizerKind::adamw:
+      return adaptive(shardopt::AdamW{.lr = options.learning_rate(), .weight_decay = decay});
   }
   return use(shardopt::SGD{.lr = options.learning_rate(),
                            .momentum = options.momentum.value_or(0.9),
@@ -67,9 +73,12 @@ auto with_rule(const Options& options, Use&& use) {
 /// The library's name of the summation that was asked for.
 inline shardopt::Reduction reduction_of(ReductionKind kind) {
   switch (kind) {
-    case ReductionKind::automatic: break;
-    case ReductionKind::native: return shardopt::Reduction::native;
-    case ReductionKind::ordered: return shardopt::Reduction::ordered;
+    case ReductionKind::automatic:
+      break;
+    case ReductionKind::native:
+      return shardopt::Reduction::native;
+    case ReductionKind::ordered:
+      return shardopt::Reduction::ordered;
   }
   return shardopt::Reduction::automatic;
 }

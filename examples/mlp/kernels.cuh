@@ -40,11 +40,12 @@ __global__ void add_bias_relu(const float* product, const T* bias, T* out, int c
   if (at < count) out[at] = narrow<T>(fmaxf(product[at] + widen(bias[at % columns]), 0.0F));
 }
 
-/// Softmax and cross-entropy of product + bias, one thread a sample: its loss, and the gradient of the loss by the
-/// softmax's argument.
+/// Softmax and cross-entropy of product + bias, one thread a sample: its loss, and the gradient of the loss
+/// by the softmax's argument.
 template <class T>
 __global__ void softmax_cross_entropy(float* product, const T* bias, const std::int32_t* labels,
-                                      const std::int32_t* order, T* delta, float* losses, int classes, int rows) {
+                                      const std::int32_t* order, T* delta, float* losses, int classes,
+                                      int rows) {
   const int row = element();
   if (row >= rows) return;
   float* logits = product + row * classes;
@@ -55,13 +56,15 @@ __global__ void softmax_cross_entropy(float* product, const T* bias, const std::
   float sum = 0.0F;
   for (int c = 0; c < classes; ++c) sum += logits[c] = expf(logits[c] - largest);
   const float scale = 1.0F / sum;
-  for (int c = 0; c < classes; ++c) delta[row * classes + c] = narrow<T>(logits[c] * scale - (c == label ? 1.0F : 0.0F));
+  for (int c = 0; c < classes; ++c)
+    delta[row * classes + c] = narrow<T>(logits[c] * scale - (c == label ? 1.0F : 0.0F));
   losses[row] = logf(sum) - right;
 }
 
 /// The largest of product + bias, one thread a sample.
 template <class T>
-__global__ void most_likely_class(const float* product, const T* bias, std::int32_t* classes_out, int classes, int rows) {
+__global__ void most_likely_class(const float* product, const T* bias, std::int32_t* classes_out, int classes,
+                                  int rows) {
   const int row = element();
   if (row >= rows) return;
   float largest = -INFINITY;
@@ -81,10 +84,11 @@ __global__ void relu_gradient(const float* product, const T* out, T* delta, int 
   if (at < count) delta[at] = widen(out[at]) > 0.0F ? narrow<T>(product[at]) : narrow<T>(0.0F);
 }
 
-/// Adds one micro-batch's gradient of a layer to the gradient buffer, each element once: the weights' from `product`, and
-/// the biases' as the sums of delta's columns, in order of rows.
+/// Adds one micro-batch's gradient of a layer to the gradient buffer, each element once: the weights' from
+/// `product`, and the biases' as the sums of delta's columns, in order of rows.
 template <class T, class Grad>
-__global__ void accumulate(const float* product, Grad* weight, int weights, const T* delta, Grad* bias, int columns, int rows) {
+__global__ void accumulate(const float* product, Grad* weight, int weights, const T* delta, Grad* bias,
+                           int columns, int rows) {
   const int at = element();
   if (at < weights) {
     weight[at] = narrow<Grad>(widen(weight[at]) + product[at]);

@@ -22,7 +22,8 @@ struct Layer {
 
 /// How the engine packs its tensors into one flat buffer of parameters and one of gradients.
 struct Layout {
-  static constexpr std::int64_t alignment = 32;  ///< of each tensor, in elements; leaves gaps that belong to nobody
+  static constexpr std::int64_t alignment =
+      32;  ///< of each tensor, in elements; leaves gaps that belong to nobody
 
   std::vector<Layer> layers;
   std::int64_t elements = 0;  ///< of each buffer, gaps included
@@ -46,8 +47,8 @@ struct Layout {
   [[nodiscard]] const Layer& operator[](int layer) const { return layers[static_cast<std::size_t>(layer)]; }
 };
 
-/// The weights a run begins with (He et al. 2015, uniform; biases 0): a function of the seed, the same on every rank
-/// and backend.
+/// The weights a run begins with (He et al. 2015, uniform; biases 0): a function of the seed, the same on
+/// every rank and backend.
 inline std::vector<float> initial_weights(const Layout& layout, std::uint64_t seed) {
   std::vector<float> flat(layout.size(), 0.0F);
   Random random(seed, 0);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Trains a multilayer perceptron on handwritten digits: every data-parallel rank keeps its shard of the optimizer state.
+/// Trains a multilayer perceptron on handwritten digits: every data-parallel rank keeps its shard of the
+/// optimizer state.
 #include "csv.hpp"
 #include "digits.hpp"
 #include "hash.hpp"
@@ -24,21 +25,21 @@ void settle(mlp::Options& options, const mlp::Digits& digits) {
     if (!mlp::built_with_cuda()) throw mlp::UsageError("--backend cuda: this program was built without CUDA");
     if (gpus == 0) throw mlp::UsageError("--backend cuda: no GPU answers");
     if (options.ranks > gpus) {
-      throw mlp::UsageError("--ranks " + std::to_string(options.ranks) + ": there are only " + std::to_string(gpus) +
-                            " GPUs, and each rank needs one");
+      throw mlp::UsageError("--ranks " + std::to_string(options.ranks) + ": there are only " +
+                            std::to_string(gpus) + " GPUs, and each rank needs one");
     }
     if (options.ranks == 0) options.ranks = std::min(4, gpus);
   }
   if (options.ranks == 0) options.ranks = 4;
   const int samples = digits.train.count();
   if (options.batch > samples) {
-    throw mlp::UsageError("--batch " + std::to_string(options.batch) + ": there are only " + std::to_string(samples) +
-                          " training samples");
+    throw mlp::UsageError("--batch " + std::to_string(options.batch) + ": there are only " +
+                          std::to_string(samples) + " training samples");
   }
   if (static_cast<long long>(options.ranks) * options.micro_batches > options.batch) {
     throw mlp::UsageError("--batch " + std::to_string(options.batch) + ": too few samples for " +
-                          std::to_string(options.ranks) + " ranks with " + std::to_string(options.micro_batches) +
-                          " micro-batches each");
+                          std::to_string(options.ranks) + " ranks with " +
+                          std::to_string(options.micro_batches) + " micro-batches each");
   }
 }
 
@@ -57,7 +58,8 @@ int run(int count, const char* const* arguments) {
   const mlp::Run run{
       .options = options, .digits = digits, .layout = layout, .parameters = parameters, .csv = csv};
   const mlp::Result result = options.backend == mlp::Backend::cuda ? mlp::run_cuda(run) : mlp::run_host(run);
-  std::printf("test accuracy %.1f %%, weights %s\n", 100.0 * result.accuracy, mlp::hex(result.weights).c_str());
+  std::printf("test accuracy %.1f %%, weights %s\n", 100.0 * result.accuracy,
+              mlp::hex(result.weights).c_str());
   return 0;
 }
 

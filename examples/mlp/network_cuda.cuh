@@ -18,8 +18,9 @@
 
 namespace mlp {
 
-/// The network on one GPU: products by cuBLAS with fp32 sums, the rest by own kernels, all in one stream. What is
-/// stored in bf16 is also multiplied in bf16. Its results are a function of the weights and the block of samples alone.
+/// The network on one GPU: products by cuBLAS with fp32 sums, the rest by own kernels, all in one stream.
+/// What is stored in bf16 is also multiplied in bf16. Its results are a function of the weights and the block
+/// of samples alone.
 template <class Param, class Grad>
 class CudaNetwork {
   template <class T>
@@ -79,7 +80,8 @@ class CudaNetwork {
   void use(const Samples& samples, const std::vector<std::int32_t>& order) {
     used_ = samples_[0].source == &samples ? &samples_[0] : &samples_[1];
     count_ = order.size();
-    check(cudaMemcpyAsync(order_.data(), order.data(), order.size() * sizeof(order[0]), cudaMemcpyHostToDevice, stream()),
+    check(cudaMemcpyAsync(order_.data(), order.data(), order.size() * sizeof(order[0]),
+                          cudaMemcpyHostToDevice, stream()),
           "cudaMemcpyAsync");
   }
 
@@ -87,24 +89,29 @@ class CudaNetwork {
   void load(Block block) {
     block_ = block;
     const int count = block.count * Samples::pixels_per_image;
-    launch(kernels::gather_images<Value>, count, used_->pixels.data(), order(), activations_[0].data(), count);
+    launch(kernels::gather_images<Value>, count, used_->pixels.data(), order(), activations_[0].data(),
+           count);
   }
 
-  /// Computes a layer's output: ReLU(x Wᵀ + b). Of the last layer it leaves the product alone, for loss() or predict().
+  /// Computes a layer's output: ReLU(x Wᵀ + b). Of the last layer it leaves the product alone, for loss() or
+  /// predict().
   void forward(int at) {
     const Layer& layer = layout_[at];
     multiply(CUBLAS_OP_T, CUBLAS_OP_N, layer.outputs, block_.count, layer.inputs, weights(at), layer.inputs,
              activations_[index(at)].data(), layer.inputs, layer.outputs);
     if (at + 1 == layout_.depth()) return;
     const int count = block_.count * layer.outputs;
-    launch(kernels::add_bias_relu<Value>, count, product(), bias(at), activations_[index(at) + 1].data(), layer.outputs, count);
+    launch(kernels::add_bias_relu<Value>, count, product(), bias(at), activations_[index(at) + 1].data(),
+           layer.outputs, count);
   }
 
-  /// Softmax and cross-entropy of the last layer's output: notes each sample's loss and the gradient of their sum.
+  /// Softmax and cross-entropy of the last layer's output: notes each sample's loss and the gradient of their
+  /// sum.
   void loss() {
     const int last = layout_.depth() - 1;
-    launch(kernels::softmax_cross_entropy<Value>, block_.count, product(), bias(last), used_->labels.data(), order(),
-           deltas_.back().data(), losses_.data() + block_.first, layout_[last].outputs, block_.count);
+    launch(kernels::softmax_cross_entropy<Value>, block_.count, product(), bias(last), used_->labels.data(),
+           order(), deltas_.back().data(), losses_.data() + block_.first, layout_[last].outputs,
+           block_.count);
   }
 
   /// Adds the block's gradient of a layer, computed apart, to the gradient buffer, and passes the rest down.
@@ -112,14 +119,15 @@ class CudaNetwork {
     const Layer& layer = layout_[at];
     const Value* delta = deltas_[index(at)].data();
     const Value* in = activations_[index(at)].data();
-    multiply(CUBLAS_OP_N, CUBLAS_OP_T, layer.inputs, layer.outputs, block_.count, in, layer.inputs, delta, layer.outputs,
-             layer.inputs);
-    const int weights_count = static_cast<int>(layer.weights());
-    launch(kernels::accumulate<Value, Native<Grad>>, weights_count + layer.outputs, product(), gradients_.data() + layer.weight,
-           weights_count, delta, gradients_.data() + layer.bias, layer.outputs, block_.count);
-    if (at == 0) return;
-    multiply(CUBLAS_OP_N, CUBLAS_OP_N, layer.inputs, block_.count, layer.outputs, weights(at), layer.inputs, delta,
+    multiply(CUBLAS_OP_N, CUBLAS_OP_T, layer.inputs, layer.outputs, block_.count, in, layer.inputs, delta,
              layer.outputs, layer.inputs);
+    const int weights_count = static_cast<int>(layer.weights());
+    launch(kernels::accumulate<Value, Native<Grad>>, weights_count + layer.outputs, product(),
+           gradients_.data() + layer.weight, weights_count, delta, gradients_.data() + layer.bias,
+           layer.outputs, block_.count);
+    if (at == 0) return;
+    multiply(CUBLAS_OP_N, CUBLAS_OP_N, layer.inputs, block_.count, layer.outputs, weights(at), layer.inputs,
+             delta, layer.outputs, layer.inputs);
     const int count = block_.count * layer.inputs;
     launch(kernels::relu_gradient<Value>, count, product(), in, deltas_[index(at) - 1].data(), count);
   }
@@ -127,15 +135,17 @@ class CudaNetwork {
   /// Notes the most likely class of each sample of the block.
   void predict() {
     const int last = layout_.depth() - 1;
-    launch(kernels::most_likely_class<Value>, block_.count, product(), bias(last), predictions_.data() + block_.first,
-           layout_[last].outputs, block_.count);
+    launch(kernels::most_likely_class<Value>, block_.count, product(), bias(last),
+           predictions_.data() + block_.first, layout_[last].outputs, block_.count);
   }
 
   /// The losses noted since use(), in its order, of other ranks' samples anything; waits for the stream.
   [[nodiscard]] std::vector<float> losses() const { return losses_.download(count_, stream()); }
 
   /// The classes noted since use(), in its order; waits for the stream.
-  [[nodiscard]] std::vector<std::int32_t> predictions() const { return predictions_.download(count_, stream()); }
+  [[nodiscard]] std::vector<std::int32_t> predictions() const {
+    return predictions_.download(count_, stream());
+  }
 
  private:
   /// Samples on the device.
@@ -158,19 +168,20 @@ class CudaNetwork {
   [[nodiscard]] const Value* bias(int at) const { return parameters_.data() + layout_[at].bias; }
 
   /// product = op(a) op(b), column by column: `rows` × `columns`, sums over `inner`.
-  void multiply(cublasOperation_t op_a, cublasOperation_t op_b, int rows, int columns, int inner, const Value* a, int lda,
-                const Value* b, int ldb, int ldc) {
+  void multiply(cublasOperation_t op_a, cublasOperation_t op_b, int rows, int columns, int inner,
+                const Value* a, int lda, const Value* b, int ldb, int ldc) {
     constexpr cudaDataType type = std::is_same_v<Value, float> ? CUDA_R_32F : CUDA_R_16BF;
     const float one = 1.0F;
     const float zero = 0.0F;
-    check(cublasGemmEx(blas_.get(), op_a, op_b, rows, columns, inner, &one, a, type, lda, b, type, ldb, &zero, product(),
-                       CUDA_R_32F, ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+    check(cublasGemmEx(blas_.get(), op_a, op_b, rows, columns, inner, &one, a, type, lda, b, type, ldb, &zero,
+                       product(), CUDA_R_32F, ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
           "cublasGemmEx");
   }
 
   template <class Kernel, class... Arguments>
   void launch(Kernel kernel, int count, Arguments... arguments) {
-    kernel<<<(count + kernels::threads - 1) / kernels::threads, kernels::threads, 0, stream()>>>(arguments...);
+    kernel<<<(count + kernels::threads - 1) / kernels::threads, kernels::threads, 0, stream()>>>(
+        arguments...);
     check(cudaGetLastError(), "kernel launch");
   }
 

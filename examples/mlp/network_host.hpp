@@ -21,8 +21,8 @@
 
 namespace mlp {
 
-/// The network on the host: products by BLAS, in fp32 whatever parameters and gradients are stored in. Its results are a
-/// function of the weights and the block of samples alone (BLAS must run on one thread a rank).
+/// The network on the host: products by BLAS, in fp32 whatever parameters and gradients are stored in. Its
+/// results are a function of the weights and the block of samples alone (BLAS must run on one thread a rank).
 template <class Param, class Grad>
 class HostNetwork {
  public:
@@ -88,7 +88,8 @@ class HostNetwork {
     float* out = activations_[index(at) + 1].data();
     refresh_weights(at);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, block_.count, layer.outputs, layer.inputs, 1.0F,
-                activations_[index(at)].data(), layer.inputs, weights(at), layer.inputs, 0.0F, out, layer.outputs);
+                activations_[index(at)].data(), layer.inputs, weights(at), layer.inputs, 0.0F, out,
+                layer.outputs);
     const bool hidden = at + 1 < layout_.depth();
     for (std::size_t row = 0; row < rows(); ++row) {
       for (std::size_t column = 0; column < index(layer.outputs); ++column, ++out) {
@@ -98,7 +99,8 @@ class HostNetwork {
     }
   }
 
-  /// Softmax and cross-entropy of the last layer's output: notes each sample's loss and the gradient of their sum.
+  /// Softmax and cross-entropy of the last layer's output: notes each sample's loss and the gradient of their
+  /// sum.
   void loss() {
     const std::size_t classes = index(layout_.layers.back().outputs);
     for (std::size_t row = 0; row < rows(); ++row) {
@@ -119,8 +121,8 @@ class HostNetwork {
     const Layer& layer = layout_[at];
     const float* in = activations_[index(at)].data();
     const float* delta = deltas_[index(at)].data();
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, layer.outputs, layer.inputs, block_.count, 1.0F, delta,
-                layer.outputs, in, layer.inputs, 0.0F, scratch_.data(), layer.inputs);
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, layer.outputs, layer.inputs, block_.count, 1.0F,
+                delta, layer.outputs, in, layer.inputs, 0.0F, scratch_.data(), layer.inputs);
     add_gradient(layer.weight, {scratch_.data(), index(layer.weights())});
     for (std::size_t column = 0; column < index(layer.outputs); ++column) {
       float sum = 0.0F;
@@ -129,8 +131,8 @@ class HostNetwork {
     }
     if (at == 0) return;
     float* below = deltas_[index(at) - 1].data();
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, block_.count, layer.inputs, layer.outputs, 1.0F, delta,
-                layer.outputs, weights(at), layer.inputs, 0.0F, below, layer.inputs);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, block_.count, layer.inputs, layer.outputs, 1.0F,
+                delta, layer.outputs, weights(at), layer.inputs, 0.0F, below, layer.inputs);
     for (std::size_t n = 0; n < rows() * index(layer.inputs); ++n) {
       if (!(in[n] > 0.0F)) below[n] = 0.0F;
     }

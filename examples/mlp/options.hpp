@@ -57,7 +57,9 @@ struct Options {
   bool help = false;
 
   /// The learning rate that the schedule scales.
-  [[nodiscard]] double learning_rate() const { return lr.value_or(optimizer == OptimizerKind::sgd ? 0.15 : 0.015); }
+  [[nodiscard]] double learning_rate() const {
+    return lr.value_or(optimizer == OptimizerKind::sgd ? 0.15 : 0.015);
+  }
 
   /// Parts a step's samples are cut into: micro-batch j of rank r works on block r · micro_batches + j.
   [[nodiscard]] int blocks() const { return ranks * micro_batches; }

@@ -25,8 +25,8 @@ struct Parameters {
                                      .shape = {layer.outputs, layer.inputs},
                                      .offset = layer.weight,
                                      .group = "decay"});
-      const auto bias =
-          table.add({.name = name + ".bias", .shape = {layer.outputs}, .offset = layer.bias, .group = "plain"});
+      const auto bias = table.add(
+          {.name = name + ".bias", .shape = {layer.outputs}, .offset = layer.bias, .group = "plain"});
       ids.push_back({weight, bias});
     }
   }

@@ -10,8 +10,8 @@
 
 namespace mlp {
 
-/// How far a run is: a bar that is redrawn where standard output is a terminal, else one line each epoch (at most some
-/// twenty lines).
+/// How far a run is: a bar that is redrawn where standard output is a terminal, else one line each epoch (at
+/// most some twenty lines).
 class Progress {
  public:
   explicit Progress(int epochs) : epochs_(epochs), every_(std::max(1, epochs / 20)) {}
@@ -24,7 +24,8 @@ class Progress {
       const int filled = static_cast<int>(static_cast<long long>(width) * done / epochs_);
       std::string bar(static_cast<std::size_t>(filled), '#');
       bar.append(static_cast<std::size_t>(width - filled), '.');
-      std::printf("\r[%s] epoch %d/%d  loss %.4f  lr %.2e  %.1f s ", bar.c_str(), done, epochs_, loss, lr, seconds);
+      std::printf("\r[%s] epoch %d/%d  loss %.4f  lr %.2e  %.1f s ", bar.c_str(), done, epochs_, loss, lr,
+                  seconds);
       if (done == epochs_) std::printf("\n");
     } else if (done % every_ == 0 || done == epochs_) {
       std::printf("epoch %d/%d  loss %.4f  lr %.2e  %.1f s\n", done, epochs_, loss, lr, seconds);

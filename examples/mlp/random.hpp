@@ -8,12 +8,14 @@
 
 namespace mlp {
 
-/// SplitMix64 (Steele, Lea and Flood 2014): the same numbers with every compiler and standard library, which the
-/// distributions of <random> do not promise.
+/// SplitMix64 (Steele, Lea and Flood 2014): the same numbers with every compiler and standard library, which
+/// the distributions of <random> do not promise.
 class Random {
  public:
   /// Sequences of different seed or stream are unrelated.
-  Random(std::uint64_t seed, std::uint64_t stream) : state_(seed) { state_ = next() ^ (stream * 0xD1342543DE82EF95U); }
+  Random(std::uint64_t seed, std::uint64_t stream) : state_(seed) {
+    state_ = next() ^ (stream * 0xD1342543DE82EF95U);
+  }
 
   std::uint64_t next() {
     state_ += 0x9E3779B97F4A7C15U;

@@ -26,7 +26,8 @@ struct Result {
 /// The work of one rank: makes its optimizer beside the engine's network, reports its memory, trains.
 /// @return on rank 0 the result, else nothing of use
 template <class Precision, class Rule, class Sharding, class Network, class Comm>
-Result run_rank(const Run& run, Rule rule, const Sharding& sharding, Network& network, Comm comm, Team& team) {
+Result run_rank(const Run& run, Rule rule, const Sharding& sharding, Network& network, Comm comm,
+                Team& team) {
   using Optimizer = shardopt::ZeroOptimizer<Rule, Sharding, Comm, Precision>;
   const int rank = comm.rank();
   Rule plain = rule;

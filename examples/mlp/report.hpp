@@ -26,7 +26,8 @@ inline std::string mebibytes(std::int64_t bytes) {
   return text;
 }
 
-/// Collects what the library tells about one rank: its memory before and after the optimizer's allocation, skipped steps.
+/// Collects what the library tells about one rank: its memory before and after the optimizer's allocation,
+/// skipped steps.
 class Report : public shardopt::Observer {
  public:
   /// @param device         what memory is called in the lines: "device" or "host"
@@ -43,14 +44,16 @@ class Report : public shardopt::Observer {
     std::snprintf(share, sizeof share, "%.1f %%",
                   100.0 * static_cast<double>(plan.owned_parameters) / static_cast<double>(plan.parameters));
     line("after allocation: " + in_use());
-    text_ += "[ZeRO sharding] Size of optimizer params per rank: " + mebibytes(plan.state_bytes + plan.master_bytes) +
-             " (rank " + std::to_string(rank_) + " owns " + with_commas(plan.owned_parameters) + " of " +
-             with_commas(plan.parameters) + " parameters, " + share + "; unsharded " +
-             mebibytes(plan.unsharded_state_bytes) + ")\n";
+    text_ += "[ZeRO sharding] Size of optimizer params per rank: " +
+             mebibytes(plan.state_bytes + plan.master_bytes) + " (rank " + std::to_string(rank_) + " owns " +
+             with_commas(plan.owned_parameters) + " of " + with_commas(plan.parameters) + " parameters, " +
+             share + "; unsharded " + mebibytes(plan.unsharded_state_bytes) + ")\n";
   }
 
   void step_skipped(const shardopt::StepResult& result) override {
-    if (rank_ == 0) std::printf("step %lld skipped: the gradient is not finite\n", static_cast<long long>(result.iteration));
+    if (rank_ == 0)
+      std::printf("step %lld skipped: the gradient is not finite\n",
+                  static_cast<long long>(result.iteration));
   }
 
   void warning(std::string_view text) override { line("warning: " + std::string(text)); }
@@ -60,7 +63,9 @@ class Report : public shardopt::Observer {
 
  private:
   void line(const std::string& what) { text_ += "[rank " + std::to_string(rank_) + "] " + what + '\n'; }
-  [[nodiscard]] std::string in_use() const { return device_ + " memory in use " + mebibytes(memory_in_use_()); }
+  [[nodiscard]] std::string in_use() const {
+    return device_ + " memory in use " + mebibytes(memory_in_use_());
+  }
 
   int rank_;
   std::string device_;

@@ -15,10 +15,12 @@ namespace {
 
 /// One rank: its device, its network, its streams.
 template <class Precision, class Rule, class Sharding>
-Result run_gpu(const Run& run, const Rule& rule, const Sharding& sharding, ncclComm_t comm, Team& team, int rank) {
+Result run_gpu(const Run& run, const Rule& rule, const Sharding& sharding, ncclComm_t comm, Team& team,
+               int rank) {
   check(cudaSetDevice(rank), "cudaSetDevice");
   const Stream traffic;
-  CudaNetwork<typename Precision::Param, typename Precision::Grad> network(run.layout, run.digits, run.largest_block());
+  CudaNetwork<typename Precision::Param, typename Precision::Grad> network(run.layout, run.digits,
+                                                                           run.largest_block());
   return run_rank<Precision>(run, rule, sharding, network, shardopt::Nccl::borrow(comm, traffic.get()), team);
 }
 
@@ -42,7 +44,9 @@ Result run_cuda(const Run& run) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < run.options.ranks; ++rank) {
       threads.emplace_back([&, rank, comm = comms[rank]] {
-        team.run([&] { results[static_cast<std::size_t>(rank)] = run_gpu<Precision>(run, rule, sharding, comm, team, rank); });
+        team.run([&] {
+          results[static_cast<std::size_t>(rank)] = run_gpu<Precision>(run, rule, sharding, comm, team, rank);
+        });
       });
     }
     for (std::thread& thread : threads) thread.join();

@@ -14,8 +14,8 @@
 
 namespace mlp {
 
-/// What the ranks of one process share beside the optimizer's traffic: a meeting point that a failed rank does not leave
-/// the others waiting at, and arrays in which each rank fills its own places.
+/// What the ranks of one process share beside the optimizer's traffic: a meeting point that a failed rank
+/// does not leave the others waiting at, and arrays in which each rank fills its own places.
 class Team {
  public:
   Team(int ranks, std::size_t samples)

@@ -34,7 +34,9 @@ struct Run {
   [[nodiscard]] int steps_per_epoch() const { return digits.train.count() / options.batch; }
   [[nodiscard]] int steps() const { return steps_per_epoch() * options.epochs; }
   /// Samples of the largest block.
-  [[nodiscard]] int largest_block() const { return (options.batch + options.blocks() - 1) / options.blocks(); }
+  [[nodiscard]] int largest_block() const {
+    return (options.batch + options.blocks() - 1) / options.blocks();
+  }
 };
 
 /// One rank's training loop, the same for every device, precision, rule and sharding.
@@ -67,8 +69,8 @@ class Trainer {
       network_.predict();
     }
     const std::vector<std::int32_t> predicted = network_.predictions();
-    const auto hits = std::inner_product(predicted.begin(), predicted.end(), test.labels.begin(), 0, std::plus<>{},
-                                         std::equal_to<>{});
+    const auto hits = std::inner_product(predicted.begin(), predicted.end(), test.labels.begin(), 0,
+                                         std::plus<>{}, std::equal_to<>{});
     return static_cast<double>(hits) / test.count();
   }
 
@@ -85,7 +87,8 @@ class Trainer {
   }
 
  private:
-  /// One step: every micro-batch adds its gradient once; in the last one each layer is announced as soon as it is whole.
+  /// One step: every micro-batch adds its gradient once; in the last one each layer is announced as soon as
+  /// it is whole.
   void train_step(int step) {
     const Options& options = run_.options;
     for (int micro = 0; micro < options.micro_batches; ++micro) {
