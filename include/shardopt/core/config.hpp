@@ -27,5 +27,8 @@
 #define SHARDOPT_TARGET_AVX2
 #endif
 
+/// Marks a function of host and device that is inlined even without optimisation.
+#define SHARDOPT_HD_INLINE SHARDOPT_HD inline __attribute__((always_inline))
+
 /// Marks a function of a rule (or of math): inlined into the kernel, on the host with the kernel's instruction set.
 #define SHARDOPT_RULE SHARDOPT_HD SHARDOPT_TARGET_AVX2 inline __attribute__((always_inline))

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/core/config.hpp>
+#include <shardopt/core/math.hpp>
+#include <shardopt/rules/fields.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+namespace shardopt::inline v0 {
+
+/// What changes from step to step, as a rule sees it.
+struct StepScalars {
+  float lr_factor = 1.0f;  ///< the schedule's factor; a rule multiplies its learning rate with it
+  std::uint64_t update =
+      1;  ///< number of the update that is being made: 1 for the first; skipped steps not counted
+};
+
+namespace detail {
+
+/// Whether `Fields` is nothing but `count` members of type `Value`.
+template <class Fields, class Value>
+[[nodiscard]] consteval bool consists_of() noexcept {
+  if constexpr (!std::is_aggregate_v<Fields> || !std::is_trivially_copyable_v<Fields>) {
+    return false;
+  } else if constexpr (std::is_empty_v<Fields>) {
+    return true;
+  } else {
+    return []<std::size_t... index>(std::index_sequence<index...>) {
+      return (std::is_same_v<std::remove_cvref_t<decltype(field<index>(std::declval<Fields&>()))>, Value> &&
+              ...) &&
+             sizeof(Fields) == sizeof...(index) * sizeof(Value);
+    }
+    (std::make_index_sequence<field_count<Fields>>{});
+  }
+}
+
+/// Whether a rule's names, where it has any, match its state.
+template <class Rule>
+[[nodiscard]] consteval bool names_match() noexcept {
+  if constexpr (requires { Rule::state_names; }) {
+    return std::size(Rule::state_names) == field_count<typename Rule::template State<float>>;
+  } else {
+    return true;
+  }
+}
+
+/// Whether a rule's update exists for one value type.
+template <class Rule, class Value>
+concept UpdatesBy = consists_of<typename Rule::template State<Value>, Value>() &&
+    requires(typename Rule::Constants constants, Value value, typename Rule::template State<Value>& state) {
+  { Rule::template update<Value>(constants, value, value, state) } -> std::same_as<Value>;
+};
+
+#if SHARDOPT_HOST_AVX2
+template <class Rule>
+concept UpdatesOnHost = UpdatesBy<Rule, float> && UpdatesBy<Rule, Pack>;
+#else
+template <class Rule>
+concept UpdatesOnHost = UpdatesBy<Rule, float>;
+#endif
+
+}  // namespace detail
+
+/// What one element's update is.
+///
+/// A rule is a trivially copyable aggregate of hyper-parameters (at most 12 numbers) with
+/// - `template <class V> struct State`: the state of one element (of V = Pack: of eight), 0 to 12 members of
+/// type `V`,
+///   zero before the first update;
+/// - `struct Constants`: what all elements of a step have in common, trivially copyable;
+/// - `SHARDOPT_HD Constants constants(StepScalars) const`;
+/// - `template <class V> SHARDOPT_RULE static V update(Constants, V param, V grad, State<V>&)`: the new
+/// parameter. It may
+///   use the operations of shardopt::math only, so that `float` on the device and Pack on the host give the
+///   same bits.
+///
+/// Optional: `static constexpr std::string_view name`; `static constexpr std::array<std::string_view, n>
+/// state_names`, the names of State's members in checkpoints and state buffers; `void validate() const`,
+/// which throws std::invalid_argument for a hyper-parameter out of range; `bool stateless() const`, true
+/// where these hyper-parameters need no state: then none is kept, and update is handed zeros.
+template <class Rule>
+concept OptimizerRule =
+    std::is_aggregate_v<Rule> && std::is_trivially_copyable_v<Rule> &&
+    (field_count<Rule> <= detail::most_fields) &&
+    std::is_trivially_copyable_v<typename Rule::Constants>&& detail::UpdatesOnHost<Rule>&& requires(
+        const Rule rule, StepScalars scalars) {
+  { rule.constants(scalars) } -> std::same_as<typename Rule::Constants>;
+}
+&&detail::names_match<Rule>();
+
+/// How many numbers of state a rule keeps for each element.
+template <OptimizerRule Rule>
+inline constexpr std::size_t state_count = field_count<typename Rule::template State<float>>;
+
+/// A rule's name: its own, or "custom".
+template <OptimizerRule Rule>
+inline constexpr std::string_view rule_name = [] {
+  if constexpr (requires { Rule::name; }) {
+    return std::string_view(Rule::name);
+  } else {
+    return std::string_view("custom");
+  }
+}();
+
+/// The names of a rule's state buffers: its own, or "state_0", "state_1", …
+template <OptimizerRule Rule>
+inline constexpr std::array<std::string_view, state_count<Rule>> state_names = [] {
+  std::array<std::string_view, state_count<Rule>> names{};
+  if constexpr (requires { Rule::state_names; }) {
+    for (std::size_t k = 0; k < names.size(); ++k) names[k] = Rule::state_names[k];
+  } else {
+    constexpr std::array<std::string_view, detail::most_fields> numbered{
+        "state_0", "state_1", "state_2", "state_3", "state_4",  "state_5",
+        "state_6", "state_7", "state_8", "state_9", "state_10", "state_11"};
+    for (std::size_t k = 0; k < names.size(); ++k) names[k] = numbered[k];
+  }
+  return names;
+}();
+
+/// Checks the hyper-parameters, if the rule says how.
+/// @throws std::invalid_argument  naming the hyper-parameter and what is legal
+template <OptimizerRule Rule>
+void validate(const Rule& rule) {
+  if constexpr (requires { rule.validate(); }) rule.validate();
+}
+
+/// Whether these hyper-parameters need no state, so that none is kept.
+template <OptimizerRule Rule>
+[[nodiscard]] bool stateless(const Rule& rule) {
+  if constexpr (state_count<Rule> == 0) {
+    return true;
+  } else if constexpr (requires { rule.stateless(); }) {
+    return rule.stateless();
+  } else {
+    return false;
+  }
+}
+
+}  // namespace shardopt::inline v0
