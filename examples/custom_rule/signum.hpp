@@ -8,9 +8,6 @@
 struct Signum {
   float lr = 1e-3F;
   float beta = 0.9F;
-
-  static constexpr std::string_view name = "signum";
-  static constexpr std::array<std::string_view, 1> state_names = {"momentum"};
   template <class V>
   struct State {
     V momentum;
@@ -18,16 +15,15 @@ struct Signum {
   struct Constants {
     float lr, beta;
   };
-
   SHARDOPT_HD Constants constants(shardopt::StepScalars s) const {
     return {shardopt::math::mul(lr, s.lr_factor), beta};
   }
-
   template <class V>
   SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>& s) {
     namespace math = shardopt::math;
-    s.momentum = math::fma(math::sub(s.momentum, grad), c.beta, grad);
-    const V step = math::select(math::less(s.momentum, 0.0F), V(-c.lr), V(c.lr));
-    return math::sub(param, step);
+    s.momentum = math::fma(c.beta, math::sub(s.momentum, grad), grad);
+    return math::sub(param, math::select(math::less(s.momentum, V(0.0F)), V(-c.lr), V(c.lr)));
   }
 };
+
+static_assert(shardopt::OptimizerRule<Signum>);

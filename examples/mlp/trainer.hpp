@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace mlp {
@@ -107,12 +109,18 @@ class Trainer {
       }
     }
     const float factor = lr_factor(options.schedule, iteration_, run_.steps(), options.warmup);
-    shardopt::StepTicket ticket = optimizer_.step(
+    const shardopt::StepTicket ticket = optimizer_.step(
         {.lr_factor = factor, .gradient_scale = 1.0F / static_cast<float>(options.batch)}, network_.stream());
     optimizer_.zero_gradients(network_.stream());
     ++iteration_;
     lrs_.push_back(run_.options.learning_rate() * static_cast<double>(factor));
-    if (rank_ == 0 && run_.csv.on()) norms_.push_back(ticket.get().norm);
+    if (rank_ == 0) collect(std::exchange(pending_, ticket));
+  }
+
+  /// Notes a step's norm. The ticket of the step before the last is asked, so that the device always has
+  /// work.
+  void collect(const std::optional<shardopt::StepTicket>& ticket) {
+    if (ticket) norms_.push_back(ticket->get().norm);
   }
 
   /// Brings the ranks' losses together; rank 0 reports them.
@@ -128,6 +136,7 @@ class Trainer {
     }
     team_.meet();
     if (rank_ == 0) {
+      collect(std::exchange(pending_, std::nullopt));
       double total = 0;
       for (int step = 0; step < steps; ++step) {
         const auto first = team_.losses.begin() + std::ptrdiff_t{step} * run_.options.batch;
@@ -151,7 +160,8 @@ class Trainer {
   int rank_;
   int iteration_ = 0;
   std::vector<double> lrs_;    ///< of this epoch's steps
-  std::vector<double> norms_;  ///< likewise, if they are asked for
+  std::vector<double> norms_;  ///< likewise, on rank 0
+  std::optional<shardopt::StepTicket> pending_;
 };
 
 }  // namespace mlp
