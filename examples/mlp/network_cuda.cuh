@@ -68,7 +68,7 @@ class CudaNetwork {
   /// Sets all parameters, rounded to their type, and clears the gradients.
   void initialize(const std::vector<float>& flat) {
     std::vector<Param> rounded(flat.size());
-    std::transform(flat.begin(), flat.end(), rounded.begin(), shardopt::math::from_float<Param>);
+    std::transform(flat.begin(), flat.end(), rounded.begin(), shardopt::from_float<Param>);
     parameters_.upload(rounded, stream());
     check(cudaMemsetAsync(gradients_.data(), 0, gradients_.bytes(), stream()), "cudaMemsetAsync");
   }

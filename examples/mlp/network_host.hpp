@@ -57,8 +57,8 @@ class HostNetwork {
 
   /// Sets all parameters, rounded to their type, and clears the gradients.
   void initialize(const std::vector<float>& flat) {
-    std::transform(flat.begin(), flat.end(), parameters_.begin(), shardopt::math::from_float<Param>);
-    std::fill(gradients_.begin(), gradients_.end(), shardopt::math::from_float<Grad>(0.0F));
+    std::transform(flat.begin(), flat.end(), parameters_.begin(), shardopt::from_float<Param>);
+    std::fill(gradients_.begin(), gradients_.end(), shardopt::from_float<Grad>(0.0F));
   }
 
   /// A copy of the flat parameter buffer.
@@ -93,7 +93,7 @@ class HostNetwork {
     const bool hidden = at + 1 < layout_.depth();
     for (std::size_t row = 0; row < rows(); ++row) {
       for (std::size_t column = 0; column < index(layer.outputs); ++column, ++out) {
-        const float sum = *out + shardopt::math::to_float(parameters_[index(layer.bias) + column]);
+        const float sum = *out + shardopt::to_float(parameters_[index(layer.bias) + column]);
         *out = hidden && !(sum > 0.0F) ? 0.0F : sum;
       }
     }
@@ -164,7 +164,7 @@ class HostNetwork {
     if constexpr (!std::is_same_v<Param, float>) {
       const Param* stored = parameters_.data() + layout_[at].weight;
       std::vector<float>& wide = weights_[index(at)];
-      for (std::size_t n = 0; n < wide.size(); ++n) wide[n] = shardopt::math::to_float(stored[n]);
+      for (std::size_t n = 0; n < wide.size(); ++n) wide[n] = shardopt::to_float(stored[n]);
     }
   }
 
@@ -179,7 +179,7 @@ class HostNetwork {
   void add_gradient(std::int64_t offset, std::span<const float> values) {
     Grad* sum = gradients_.data() + offset;
     for (const float value : values) {
-      *sum = shardopt::math::from_float<Grad>(shardopt::math::to_float(*sum) + value);
+      *sum = shardopt::from_float<Grad>(shardopt::to_float(*sum) + value);
       ++sum;
     }
   }
