@@ -17,20 +17,23 @@ struct Type {
   using type = T;
 };
 
+/// What is stored in which type; the masters behind 16-bit parameters are the optimizer's.
+using Fp32 = shardopt::Mixed<float, float, float>;
+using Bf16 = shardopt::Mixed<shardopt::bf16, shardopt::bf16, float>;
+using Bf16Fp32Grads = shardopt::Mixed<shardopt::bf16, float, float>;
+
 /// Calls `use` with the types of parameters and gradients.
 template <class Use>
 auto with_precision(PrecisionKind kind, Use&& use) {
-  using shardopt::bf16;
-  using shardopt::Mixed;
   switch (kind) {
     case PrecisionKind::fp32:
       break;
     case PrecisionKind::bf16:
-      return use(Type<Mixed<bf16, bf16, float>>{});
+      return use(Type<Bf16>{});
     case PrecisionKind::bf16_fp32_grads:
-      return use(Type<Mixed<bf16, float, float>>{});
+      return use(Type<Bf16Fp32Grads>{});
   }
-  return use(Type<Mixed<float, float, float>>{});
+  return use(Type<Fp32>{});
 }
 
 /// Calls `use` with the sharding: --zero 0 keeps everything on every rank.

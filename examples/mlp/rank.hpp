@@ -7,21 +7,15 @@
 #include "options.hpp"
 #include "parameters.hpp"
 #include "report.hpp"
+#include "run.hpp"
 #include "team.hpp"
 #include "trainer.hpp"
 
 #include <shardopt/shardopt.hpp>
 
-#include <cstdint>
 #include <utility>
 
 namespace mlp {
-
-/// What a run ends with.
-struct Result {
-  double accuracy = 0;
-  std::uint64_t weights = 0;
-};
 
 /// The work of one rank: makes its optimizer beside the engine's network, reports its memory, trains.
 /// @return on rank 0 the result, else nothing of use

@@ -2,14 +2,12 @@
 #pragma once
 
 #include "block.hpp"
-#include "csv.hpp"
 #include "digits.hpp"
 #include "hash.hpp"
 #include "layout.hpp"
-#include "options.hpp"
-#include "parameters.hpp"
 #include "progress.hpp"
 #include "random.hpp"
+#include "run.hpp"
 #include "schedule.hpp"
 #include "team.hpp"
 
@@ -24,22 +22,6 @@
 #include <vector>
 
 namespace mlp {
-
-/// What all ranks of a run read.
-struct Run {
-  const Options& options;
-  const Digits& digits;
-  const Layout& layout;
-  const Parameters& parameters;
-  Csv& csv;  ///< rank 0's
-
-  [[nodiscard]] int steps_per_epoch() const { return digits.train.count() / options.batch; }
-  [[nodiscard]] int steps() const { return steps_per_epoch() * options.epochs; }
-  /// Samples of the largest block.
-  [[nodiscard]] int largest_block() const {
-    return (options.batch + options.blocks() - 1) / options.blocks();
-  }
-};
 
 /// One rank's training loop, the same for every device, precision, rule and sharding.
 template <class Network, class Optimizer>
