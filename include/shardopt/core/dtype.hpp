@@ -28,11 +28,15 @@ struct fp16 {
 /// Bytes of one element.
 [[nodiscard]] constexpr std::size_t size_of(Dtype type) noexcept {
   switch (type) {
-    case Dtype::fp32: return 4;
+    case Dtype::fp32:
+      return 4;
     case Dtype::bf16:
-    case Dtype::fp16: return 2;
-    case Dtype::int64: return 8;
-    case Dtype::uint8: return 1;
+    case Dtype::fp16:
+      return 2;
+    case Dtype::int64:
+      return 8;
+    case Dtype::uint8:
+      return 1;
   }
   return 0;
 }
@@ -40,11 +44,16 @@ struct fp16 {
 /// The name as it stands in messages and files: "fp32", "bf16", …
 [[nodiscard]] constexpr std::string_view name_of(Dtype type) noexcept {
   switch (type) {
-    case Dtype::fp32: return "fp32";
-    case Dtype::bf16: return "bf16";
-    case Dtype::fp16: return "fp16";
-    case Dtype::int64: return "int64";
-    case Dtype::uint8: return "uint8";
+    case Dtype::fp32:
+      return "fp32";
+    case Dtype::bf16:
+      return "bf16";
+    case Dtype::fp16:
+      return "fp16";
+    case Dtype::int64:
+      return "int64";
+    case Dtype::uint8:
+      return "uint8";
   }
   return "unknown";
 }
@@ -54,11 +63,17 @@ struct fp16 {
 template <class T>
 struct DtypeOf;
 template <>
-struct DtypeOf<float> { static constexpr Dtype value = Dtype::fp32; };
+struct DtypeOf<float> {
+  static constexpr Dtype value = Dtype::fp32;
+};
 template <>
-struct DtypeOf<bf16> { static constexpr Dtype value = Dtype::bf16; };
+struct DtypeOf<bf16> {
+  static constexpr Dtype value = Dtype::bf16;
+};
 template <>
-struct DtypeOf<fp16> { static constexpr Dtype value = Dtype::fp16; };
+struct DtypeOf<fp16> {
+  static constexpr Dtype value = Dtype::fp16;
+};
 
 /// The Dtype of a C++ type.
 template <class T>

@@ -53,6 +53,8 @@ class Host {
   void wait(Stream, const Event&) const noexcept {}
   void synchronize(const Event&) const noexcept {}
   void synchronize(Stream) const noexcept {}
+  void finish(Stream) const noexcept {}
+  void finish(const Event&) const noexcept {}
 
   /// Host memory to device memory; `from` may be reused on return.
   void upload(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {
@@ -86,21 +88,20 @@ class Host {
     detail::add_squares_on_host<Grad>(tiles, tile_count, limbs, non_finite);
   }
 
-  /// Copies tiles' elements to a staging buffer at their state index. `field`: &Tile::parameter or
-  /// &Tile::gradient.
+  /// Copies tiles' elements to a staging buffer at their state index. `field`: TileField::parameter or
+  /// TileField::gradient.
   template <class T>
-  void pack(const Tile* tiles, std::int64_t tile_count, void* Tile::*field, T* staging,
-            Stream) const noexcept {
+  void pack(const Tile* tiles, std::int64_t tile_count, TileField field, T* staging, Stream) const noexcept {
     for (const Tile& tile : std::span(tiles, static_cast<std::size_t>(tile_count))) {
-      std::memcpy(staging + tile.state, tile.*field, tile.count * sizeof(T));
+      std::memcpy(staging + tile.state, tile.address(field), tile.count * sizeof(T));
     }
   }
   /// The way back.
   template <class T>
-  void unpack(const Tile* tiles, std::int64_t tile_count, void* Tile::*field, const T* staging,
+  void unpack(const Tile* tiles, std::int64_t tile_count, TileField field, const T* staging,
               Stream) const noexcept {
     for (const Tile& tile : std::span(tiles, static_cast<std::size_t>(tile_count))) {
-      std::memcpy(tile.*field, staging + tile.state, tile.count * sizeof(T));
+      std::memcpy(tile.address(field), staging + tile.state, tile.count * sizeof(T));
     }
   }
 

@@ -99,7 +99,12 @@ class ZeroOptimizer {
                   : adopted != nullptr ? adopted->scratch
                                        : Arena{},
                   adopted, arena != nullptr);
-    start(stream, adopted == nullptr || adopted->initialize);
+    try {
+      start(stream, adopted == nullptr || adopted->initialize);
+    } catch (...) {
+      comm_.device().finish(comm_.stream());  // what was enqueued uses memory that is about to go
+      throw;
+    }
   }
 
   /// The same with memory of the library's own.
@@ -111,9 +116,11 @@ class ZeroOptimizer {
   ZeroOptimizer(const ZeroOptimizer&) = delete;
   ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
 
-  /// Waits for what was enqueued. Never throws.
+  /// Waits for what it enqueued on the streams of the last step. Never throws.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
+    if (stepped_) comm_.device().finish(updated_);
+    comm_.device().finish(comm_.stream());
   }
 
   /// Says that gradients of this step are complete once what `stream` holds now is done. Reductions start as
