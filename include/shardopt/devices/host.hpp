@@ -23,11 +23,13 @@ class Host {
  public:
   /// Stands where a device has a stream: work is done in program order.
   struct Stream {
+    /// All are equal.
     friend bool operator==(Stream, Stream) = default;
   };
   /// Stands where a device has an event: whatever it marks has happened.
   class Event {};
 
+  /// As it stands in messages.
   static constexpr std::string_view name = "host";
 
   /// @throws Error if the processor lacks the instructions
@@ -38,21 +40,33 @@ class Host {
     }
 #endif
   }
+  /// The processor. @throws Error if it lacks the instructions
   [[nodiscard]] static Host of(Stream) { return {}; }
 
+  /// Memory, aligned to 256 bytes.
   [[nodiscard]] void* allocate(std::int64_t bytes) const {
     return ::operator new(static_cast<std::size_t>(bytes), alignment);
   }
+  /// Gives back what allocate gave.
   void deallocate(void* memory) const noexcept { ::operator delete(memory, alignment); }
+  /// The same.
   [[nodiscard]] void* allocate_pinned(std::int64_t bytes) const { return allocate(bytes); }
+  /// Gives back what allocate_pinned gave.
   void deallocate_pinned(void* memory) const noexcept { deallocate(memory); }
 
+  /// An event that nothing was recorded in.
   [[nodiscard]] Event make_event() const noexcept { return {}; }
+  /// Marks what the stream holds now.
   void record(Event&, Stream) const noexcept {}
+  /// The stream goes on when what the event marks is done.
   void wait(Stream, const Event&) const noexcept {}
+  /// Nothing to wait for.
   void synchronize(const Event&) const noexcept {}
+  /// Nothing to wait for.
   void synchronize(Stream) const noexcept {}
+  /// Nothing to wait for.
   void finish(Stream) const noexcept {}
+  /// Nothing to wait for.
   void finish(const Event&) const noexcept {}
 
   /// Host memory to device memory; `from` may be reused on return.
@@ -63,6 +77,7 @@ class Host {
   void download(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {
     copy_bytes(to, from, bytes);
   }
+  /// Zeroes bytes of device memory.
   void fill_zero(void* to, std::int64_t bytes, Stream) const noexcept {
     if (bytes > 0) std::memset(to, 0, static_cast<std::size_t>(bytes));
   }
