@@ -19,12 +19,16 @@
 
 namespace shardopt::inline v0 {
 
+/// CUDA's bfloat16.
 template <>
 struct DtypeOf<__nv_bfloat16> {
+  /// The Dtype.
   static constexpr Dtype value = Dtype::bf16;
 };
+/// CUDA's IEEE half.
 template <>
 struct DtypeOf<__half> {
+  /// The Dtype.
   static constexpr Dtype value = Dtype::fp16;
 };
 
@@ -53,14 +57,18 @@ class CudaDeviceGuard {
 /// device of the calling thread is left as it was.
 class Cuda {
  public:
+  /// What work is enqueued on.
   using Stream = cudaStream_t;
 
   /// A CUDA event without timing. Move-only.
   class Event {
    public:
     Event() = default;
+    /// Owns the event from now on.
     explicit Event(cudaEvent_t event) noexcept : event_(event) {}
+    /// Moves.
     Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    /// Exchanges the two.
     Event& operator=(Event&& other) noexcept {
       std::swap(event_, other.event_);
       return *this;
@@ -70,14 +78,17 @@ class Cuda {
     ~Event() {
       if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
     }
+    /// The event itself; null if empty.
     [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
 
    private:
     cudaEvent_t event_ = nullptr;
   };
 
+  /// As it stands in messages.
   static constexpr std::string_view name = "cuda";
 
+  /// @param ordinal  as cudaSetDevice counts
   explicit Cuda(int ordinal) noexcept : ordinal_(ordinal) {}
   /// The device that is current on the calling thread; `stream` must be one of its streams. @throws CudaError
   [[nodiscard]] static Cuda of(Stream) {
@@ -85,15 +96,19 @@ class Cuda {
     throw_if_failed(cudaGetDevice(&ordinal), "cudaGetDevice");
     return Cuda(ordinal);
   }
+  /// As cudaSetDevice counts.
   [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
 
+  /// Device memory, aligned to 256 bytes.
   [[nodiscard]] void* allocate(std::int64_t bytes) const {
     const CudaDeviceGuard guard(ordinal_);
     void* memory = nullptr;
     throw_if_failed(cudaMalloc(&memory, static_cast<std::size_t>(bytes)), "cudaMalloc");
     return memory;
   }
+  /// Gives back what allocate gave.
   void deallocate(void* memory) const noexcept { static_cast<void>(cudaFree(memory)); }
+  /// Host memory that the device can write.
   [[nodiscard]] void* allocate_pinned(std::int64_t bytes) const {
     const CudaDeviceGuard guard(ordinal_);
     void* memory = nullptr;
@@ -102,18 +117,22 @@ class Cuda {
         "cudaHostAlloc");
     return memory;
   }
+  /// Gives back what allocate_pinned gave.
   void deallocate_pinned(void* memory) const noexcept { static_cast<void>(cudaFreeHost(memory)); }
 
+  /// An event that nothing was recorded in.
   [[nodiscard]] Event make_event() const {
     const CudaDeviceGuard guard(ordinal_);
     cudaEvent_t event = nullptr;
     throw_if_failed(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return Event(event);
   }
+  /// Marks what the stream holds now.
   void record(Event& event, Stream stream) const {
     const CudaDeviceGuard guard(ordinal_);
     throw_if_failed(cudaEventRecord(event.get(), stream), "cudaEventRecord");
   }
+  /// The stream goes on when what the event marks is done.
   void wait(Stream stream, const Event& event) const {
     const CudaDeviceGuard guard(ordinal_);
     throw_if_failed(cudaStreamWaitEvent(stream, event.get(), 0), "cudaStreamWaitEvent");
@@ -155,6 +174,7 @@ class Cuda {
         "cudaMemcpyAsync");
     throw_if_failed(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }
+  /// Zeroes bytes of device memory.
   void fill_zero(void* to, std::int64_t bytes, Stream stream) const {
     if (bytes == 0) return;
     const CudaDeviceGuard guard(ordinal_);
