@@ -61,7 +61,7 @@ struct TileUpdate {
   using Param = typename Precision::Param;
   using Grad = typename Precision::Grad;
   using State = typename Rule::template State<float>;
-  static constexpr std::size_t states = stateful ? state_count<Rule> : 0;
+  static constexpr int states = stateful ? static_cast<int>(state_count<Rule>) : 0;
 
   const UpdateArguments<Rule, Precision>& arguments;
   const Tile& tile;
@@ -81,7 +81,7 @@ struct TileUpdate {
     Param* parameter = static_cast<Param*>(tile.parameter) + at;
     float values[states + 1];
     SHARDOPT_UNROLL
-    for (std::size_t s = 0; s < states; ++s) values[s] = arguments.states[s][tile.state + at];
+    for (int s = 0; s < states; ++s) values[s] = arguments.states[s][tile.state + at];
     const float gradient = to_float(static_cast<const Grad*>(tile.gradient)[at]);
     if constexpr (Precision::has_master) {
       float& master = arguments.master[tile.state + at];
@@ -92,7 +92,7 @@ struct TileUpdate {
       *parameter = updated(*parameter, gradient, values);
     }
     SHARDOPT_UNROLL
-    for (std::size_t s = 0; s < states; ++s) arguments.states[s][tile.state + at] = values[s];
+    for (int s = 0; s < states; ++s) arguments.states[s][tile.state + at] = values[s];
   }
 
   /// Which buffers take whole words from some element on, the same for every quad of a tile.
@@ -105,7 +105,7 @@ struct TileUpdate {
   [[nodiscard]] __device__ __forceinline__ Alignment alignment_at(std::uint32_t head) const {
     bool state = true;
     SHARDOPT_UNROLL
-    for (std::size_t s = 0; s < states; ++s)
+    for (int s = 0; s < states; ++s)
       state = state && is_quad_aligned(arguments.states[s] + tile.state + head);
     if constexpr (Precision::has_master)
       state = state && is_quad_aligned(arguments.master + tile.state + head);
@@ -125,22 +125,22 @@ struct TileUpdate {
     }
     load_quad(static_cast<const Grad*>(tile.gradient) + at, aligned.gradient, gradient);
     SHARDOPT_UNROLL
-    for (std::size_t s = 0; s < states; ++s)
+    for (int s = 0; s < states; ++s)
       load_quad(arguments.states[s] + tile.state + at, aligned.state, values[s]);
     SHARDOPT_UNROLL
     for (std::uint32_t k = 0; k < quad; ++k) {
       float own[states + 1];
       SHARDOPT_UNROLL
-      for (std::size_t s = 0; s < states; ++s) own[s] = values[s][k];
+      for (int s = 0; s < states; ++s) own[s] = values[s][k];
       master[k] = updated(master[k], gradient[k], own);
       SHARDOPT_UNROLL
-      for (std::size_t s = 0; s < states; ++s) values[s][k] = own[s];
+      for (int s = 0; s < states; ++s) values[s][k] = own[s];
     }
     if constexpr (Precision::has_master)
       store_quad(arguments.master + tile.state + at, aligned.state, master);
     store_quad(parameter, aligned.parameter, master);
     SHARDOPT_UNROLL
-    for (std::size_t s = 0; s < states; ++s)
+    for (int s = 0; s < states; ++s)
       store_quad(arguments.states[s] + tile.state + at, aligned.state, values[s]);
   }
 

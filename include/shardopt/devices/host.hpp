@@ -18,7 +18,8 @@ namespace shardopt::inline v0 {
 
 /// The processor: memory is ordinary memory, every call is done when it returns, on the calling thread.
 ///
-/// On x86-64 the kernels need a processor with AVX2, FMA and F16C (all from 2013 on; every one with AVX2 has F16C).
+/// On x86-64 the kernels need a processor with AVX2, FMA and F16C (all from 2013 on; every one with AVX2 has
+/// F16C).
 class Host {
  public:
   /// Stands where a device has a stream: work is done in program order.
