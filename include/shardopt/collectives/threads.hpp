@@ -35,7 +35,9 @@ class Threads;
 template <>
 class Threads<Host> {
  public:
+  /// Where buffers live and kernels run.
   using Device = Host;
+  /// As it stands in messages.
   static constexpr std::string_view name = "threads";
 
   /// One collective a rank, in rank order. @throws std::invalid_argument unless world > 0
@@ -74,8 +76,10 @@ class Threads<Host> {
     if (first) std::rethrow_exception(first);
   }
 
+  /// Moves; what is moved from is no rank any more.
   Threads(Threads&& other) noexcept
       : shared_(std::move(other.shared_)), rank_(other.rank_), owns_(std::exchange(other.owns_, false)) {}
+  /// Exchanges the two.
   Threads& operator=(Threads&& other) noexcept {
     std::swap(shared_, other.shared_);
     std::swap(rank_, other.rank_);
@@ -92,15 +96,22 @@ class Threads<Host> {
   /// order.
   [[nodiscard]] Threads borrow() const { return Threads(shared_, rank_, false); }
 
+  /// This rank: 0 .. world - 1.
   [[nodiscard]] int rank() const noexcept { return rank_; }
+  /// Number of ranks.
   [[nodiscard]] int world() const noexcept { return shared_->world(); }
+  /// The stream on which every call is enqueued.
   [[nodiscard]] Host::Stream stream() const noexcept { return {}; }
+  /// The device of this rank.
   [[nodiscard]] Host device() const noexcept { return {}; }
 
+  /// Whether gradients of that type can be reduced so.
   [[nodiscard]] static bool supports(Reduction reduction, Dtype) noexcept {
     return reduction != Reduction::native;
   }
+  /// What Reduction::automatic stands for.
   [[nodiscard]] static Reduction automatic_reduction(Dtype) noexcept { return Reduction::ordered; }
+  /// Bytes that reduce_scatter needs beside its buffer.
   [[nodiscard]] static std::int64_t workspace_bytes(Reduction, BlockLayout, Dtype, int /*rank*/) noexcept {
     return 0;
   }
@@ -113,7 +124,7 @@ class Threads<Host> {
   /// Waits for all ranks.
   void barrier() { shared_->post(rank_, {.operation = "barrier"}); }
 
-  /// @copydoc Collective
+  /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction /*ordered*/,
                       void* /*workspace*/) {
     meet({.operation = "reduce_scatter",
@@ -131,6 +142,7 @@ class Threads<Host> {
          });
   }
 
+  /// Block r of `base` becomes rank r's on every rank. @see Collective
   void all_gather(void* base, BlockLayout blocks, Dtype type) {
     meet({.operation = "all_gather",
           .type = type,
@@ -149,6 +161,7 @@ class Threads<Host> {
          });
   }
 
+  /// Sums 64-bit integers over the ranks, modulo 2^64. @see Collective
   void all_reduce(std::int64_t* values, std::int64_t count) {
     std::vector<std::uint64_t> sums(static_cast<std::size_t>(count), 0);
     meet({.operation = "all_reduce", .type = Dtype::int64, .count = count, .data = values}, [&] {
@@ -160,6 +173,7 @@ class Threads<Host> {
     for (std::size_t k = 0; k < sums.size(); ++k) values[k] = static_cast<std::int64_t>(sums[k]);
   }
 
+  /// Rank `root`'s bytes replace the others'. @see Collective
   void broadcast(void* data, std::int64_t bytes, int root) {
     meet({.operation = "broadcast", .count = bytes, .root = root, .data = data}, [&] {
       if (rank_ != root && bytes > 0)
@@ -167,6 +181,7 @@ class Threads<Host> {
     });
   }
 
+  /// Host bytes of every rank to every rank; waits. @see Collective
   void exchange(std::span<const std::byte> mine, std::span<std::byte> all, void* /*scratch*/) {
     meet({.operation = "exchange", .count = static_cast<std::int64_t>(mine.size()), .source = mine.data()},
          [&] {

@@ -16,12 +16,16 @@ namespace shardopt::inline v0 {
 /// without overflow.
 namespace exact_sum {
 
+/// Words of a sum.
 inline constexpr int limbs = 22;
+/// Binary exponent of a sum's lowest bit.
 inline constexpr int lowest_exponent = -352;
 
 /// The three limbs that one double touches: words[first + k] += parts[k].
 struct Addend {
+  /// Word that the lowest part is added to.
   int first;
+  /// 32 bits for each of three consecutive words.
   std::uint32_t parts[3];
 };
 

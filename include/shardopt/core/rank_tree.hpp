@@ -12,15 +12,16 @@ namespace shardopt::inline v0::detail {
 /// 2k ranks with one. The loops over levels unroll, so that on a device the partial sums stay in registers.
 /// @param load  called as load(rank), once for each rank in order; gives a V: float, or a pack of floats
 /// @pre 0 < world < 2^levels
+SHARDOPT_CALLS_EITHER
 template <int levels, class V, class Load>
 SHARDOPT_RULE V sum_over_ranks(int world, const Load& load) {
   V partial[levels];
-#pragma GCC unroll 24
+  SHARDOPT_UNROLL
   for (int level = 0; level < levels; ++level) partial[level] = V(0.0f);
   for (int rank = 0; rank < world; ++rank) {
     V sum = load(rank);
     bool placed = false;
-#pragma GCC unroll 24
+    SHARDOPT_UNROLL
     for (int level = 0; level < levels; ++level) {
       if (placed) continue;
       placed = ((rank >> level) & 1) == 0;
@@ -33,7 +34,7 @@ SHARDOPT_RULE V sum_over_ranks(int world, const Load& load) {
   }
   V total(0.0f);
   bool started = false;
-#pragma GCC unroll 24
+  SHARDOPT_UNROLL
   for (int level = 0; level < levels; ++level) {
     if (((world >> level) & 1) == 0) continue;
     total = started ? math::add(partial[level], total) : partial[level];

@@ -5,6 +5,7 @@
 #include <shardopt/devices/host_lanes.hpp>
 #include <shardopt/devices/update.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -48,7 +49,7 @@ SHARDOPT_TARGET_AVX2 inline __attribute__((always_inline)) void update_lanes(
   }();
   const Lanes gradient =
       math::mul(load_lanes<whole>(static_cast<const Grad*>(tile.gradient) + at, count), Lanes(factor));
-  StateArray<Rule, Lanes> states;
+  std::array<Lanes, state_count<Rule>> states;
   for (std::size_t k = 0; k < states.size(); ++k) {
     states[k] = stateful ? load_lanes<whole>(arguments.states[k] + tile.state + at, count) : Lanes(0.0f);
   }

@@ -5,7 +5,6 @@
 #include <shardopt/precision/precision_policy.hpp>
 #include <shardopt/rules/rule.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,22 +22,16 @@ struct StepVerdict {
 /// it is its own), its states in place, and the parameter rounded from the master to nearest even.
 template <OptimizerRule Rule, PrecisionPolicy Precision>
 struct UpdateArguments {
+  /// State buffers of the rule.
   static constexpr std::size_t states_count = state_count<Rule>;
 
-  const Tile* tiles;                            ///< device memory
-  std::int64_t tile_count;                      ///< in the bucket
-  std::array<float*, states_count + 1> states;  ///< base of each state buffer (the last entry is unused)
-  typename Precision::Master* master;           ///< base of the master buffer, or null
-  const typename Rule::Constants* constants;    ///< one a group, device memory
-  const StepVerdict* verdict;                   ///< device memory
+  const Tile* tiles;                          ///< device memory
+  std::int64_t tile_count;                    ///< in the bucket
+  float* states[states_count + 1];            ///< base of each state buffer (the last entry is unused)
+  typename Precision::Master* master;         ///< base of the master buffer, or null
+  const typename Rule::Constants* constants;  ///< one a group, device memory
+  const StepVerdict* verdict;                 ///< device memory
   bool stateful;  ///< false: the rule's states are zero, and neither read nor written
 };
 
-namespace detail {
-
-/// The states of one element (or of a pack of elements) as an array: how kernels load and store them.
-template <class Rule, class V>
-using StateArray = std::array<V, state_count<Rule>>;
-
-}  // namespace detail
 }  // namespace shardopt::inline v0

@@ -20,12 +20,24 @@ struct AnyField {
 template <std::size_t>
 using AnyFieldAt = AnyField;
 
+/// The most fields that structured bindings are spelled out for here.
+inline constexpr std::size_t most_fields = 12;
+
 template <class Aggregate, class Indices>
 inline constexpr bool takes_fields = false;
 
 template <class Aggregate, std::size_t... index>
 inline constexpr bool takes_fields<Aggregate, std::index_sequence<index...>> = requires {
   Aggregate{AnyFieldAt<index>{}...};
+};
+
+/// Whether the field behind the given ones takes two values in braces: then it is an array or an aggregate.
+template <class Aggregate, class Indices>
+inline constexpr bool takes_pair = false;
+
+template <class Aggregate, std::size_t... index>
+inline constexpr bool takes_pair<Aggregate, std::index_sequence<index...>> = requires {
+  Aggregate{AnyFieldAt<index>{}..., {AnyField{}, AnyField{}}};
 };
 
 template <class Aggregate, std::size_t count>
@@ -37,8 +49,26 @@ template <class Aggregate, std::size_t count>
   }
 }
 
-/// The most fields that structured bindings are spelled out for here.
-inline constexpr std::size_t most_fields = 12;
+template <class Aggregate, std::size_t... index>
+[[nodiscard]] consteval bool takes_pair_anywhere(std::index_sequence<index...>) noexcept {
+  return (takes_pair<Aggregate, std::make_index_sequence<index>> || ...);
+}
+
+template <class Aggregate>
+[[nodiscard]] consteval bool has_plain_fields() noexcept {
+  if constexpr (!std::is_aggregate_v<Aggregate>) {
+    return false;
+  } else if constexpr (takes_fields<Aggregate, std::make_index_sequence<most_fields + 1>>) {
+    return false;
+  } else {
+    return !takes_pair_anywhere<Aggregate>(
+        std::make_index_sequence<count_fields<Aggregate, most_fields>()>{});
+  }
+}
+
+/// An aggregate of at most 12 fields, none of them an array or an aggregate of several fields.
+template <class Aggregate>
+concept PlainFields = has_plain_fields<Aggregate>();
 
 /// Picks one of its arguments.
 template <std::size_t index, class First, class... Rest>
@@ -52,20 +82,15 @@ template <std::size_t index, class First, class... Rest>
 
 }  // namespace detail
 
-/// How many fields an aggregate has: 0 to 12, none of them an array or a base class.
-template <class Aggregate>
-inline constexpr std::size_t field_count = [] {
-  static_assert(std::is_aggregate_v<Aggregate>, "only the fields of an aggregate can be listed");
-  static_assert(!detail::takes_fields<Aggregate, std::make_index_sequence<detail::most_fields + 1>>,
-                "at most 12 fields can be listed");
-  return detail::count_fields<Aggregate, detail::most_fields>();
-}();
+/// How many fields an aggregate has: 0 to 12, none of them an array, an aggregate or a base class.
+template <detail::PlainFields Aggregate>
+inline constexpr std::size_t field_count = detail::count_fields<Aggregate, detail::most_fields>();
 
 /// The field at a place, by reference, counted from 0 in the order of declaration.
 template <std::size_t index, class Aggregate>
-requires(index < field_count<std::remove_const_t<Aggregate>>) [[nodiscard]] SHARDOPT_HD_INLINE
-    constexpr auto& field(Aggregate& aggregate) noexcept {
+[[nodiscard]] SHARDOPT_HD_INLINE constexpr auto& field(Aggregate& aggregate) noexcept {
   constexpr std::size_t count = field_count<std::remove_const_t<Aggregate>>;
+  static_assert(index < count, "the aggregate has fewer fields");
   if constexpr (count == 1) {
     auto& [a] = aggregate;
     return detail::pick<index>(a);  // not `a`: nvcc takes the binding for a local variable
@@ -105,15 +130,22 @@ requires(index < field_count<std::remove_const_t<Aggregate>>) [[nodiscard]] SHAR
   }
 }
 
+namespace detail {
+
+template <class Aggregate, class Function, std::size_t... index>
+constexpr void call_with_fields(Aggregate& aggregate, Function& function, std::index_sequence<index...>) {
+  (static_cast<void>(function(field<index>(aggregate))), ...);
+}
+
+}  // namespace detail
+
 /// Calls a function with each field of an aggregate in turn, by reference.
 ///
 /// Used for digests of hyper-parameters: `for_each_field(rule, [&](auto value) { … })`.
 template <class Aggregate, class Function>
 constexpr void for_each_field(Aggregate&& aggregate, Function&& function) {
-  [&]<std::size_t... index>(std::index_sequence<index...>) {
-    (static_cast<void>(function(field<index>(aggregate))), ...);
-  }
-  (std::make_index_sequence<field_count<std::remove_cvref_t<Aggregate>>>{});
+  detail::call_with_fields(aggregate, function,
+                           std::make_index_sequence<field_count<std::remove_cvref_t<Aggregate>>>{});
 }
 
 }  // namespace shardopt::inline v0

@@ -9,8 +9,10 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 namespace shardopt::inline v0 {
 
@@ -23,20 +25,22 @@ struct StepScalars {
 
 namespace detail {
 
-/// Whether `Fields` is nothing but `count` members of type `Value`.
+template <class Fields, class Value, std::size_t... index>
+[[nodiscard]] consteval bool all_fields_are(std::index_sequence<index...>) noexcept {
+  return (std::is_same_v<std::remove_cvref_t<decltype(field<index>(std::declval<Fields&>()))>, Value> &&
+          ...) &&
+         sizeof(Fields) == sizeof...(index) * sizeof(Value);
+}
+
+/// Whether `Fields` has members of type `Value` and nothing else.
 template <class Fields, class Value>
 [[nodiscard]] consteval bool consists_of() noexcept {
-  if constexpr (!std::is_aggregate_v<Fields> || !std::is_trivially_copyable_v<Fields>) {
+  if constexpr (!PlainFields<Fields> || !std::is_trivially_copyable_v<Fields>) {
     return false;
   } else if constexpr (std::is_empty_v<Fields>) {
     return true;
   } else {
-    return []<std::size_t... index>(std::index_sequence<index...>) {
-      return (std::is_same_v<std::remove_cvref_t<decltype(field<index>(std::declval<Fields&>()))>, Value> &&
-              ...) &&
-             sizeof(Fields) == sizeof...(index) * sizeof(Value);
-    }
-    (std::make_index_sequence<field_count<Fields>>{});
+    return all_fields_are<Fields, Value>(std::make_index_sequence<field_count<Fields>>{});
   }
 }
 
@@ -65,34 +69,36 @@ template <class Rule>
 concept UpdatesOnHost = UpdatesBy<Rule, float>;
 #endif
 
+/// Whether a rule makes its constants.
+template <class Rule>
+concept MakesConstants = requires(const Rule rule, StepScalars scalars) {
+  { rule.constants(scalars) } -> std::same_as<typename Rule::Constants>;
+};
+
 }  // namespace detail
 
 /// What one element's update is.
 ///
 /// A rule is a trivially copyable aggregate of hyper-parameters (at most 12 numbers) with
-/// - `template <class V> struct State`: the state of one element (of V = Pack: of eight), 0 to 12 members of
-/// type `V`,
-///   zero before the first update;
+/// - `template <class V> struct State`: the state of one element (of eight where V is Pack), 0 to 12 members
+///   of type `V`, zero before the first update;
 /// - `struct Constants`: what all elements of a step have in common, trivially copyable;
 /// - `SHARDOPT_HD Constants constants(StepScalars) const`;
-/// - `template <class V> SHARDOPT_RULE static V update(Constants, V param, V grad, State<V>&)`: the new
-/// parameter. It may
-///   use the operations of shardopt::math only, so that `float` on the device and Pack on the host give the
-///   same bits.
+/// - `template <class V> SHARDOPT_RULE static V update(Constants, V param, V grad, State<V>&)`: the
+///   new parameter. It may use the operations of shardopt::math only, so that `float` on the device and Pack
+///   on the host give the same bits.
 ///
-/// Optional: `static constexpr std::string_view name`; `static constexpr std::array<std::string_view, n>
-/// state_names`, the names of State's members in checkpoints and state buffers; `void validate() const`,
-/// which throws std::invalid_argument for a hyper-parameter out of range; `bool stateless() const`, true
-/// where these hyper-parameters need no state: then none is kept, and update is handed zeros.
+/// Optional:
+/// - `static constexpr std::string_view name`;
+/// - `static constexpr std::array<std::string_view, n> state_names`: the names of State's
+///   members in checkpoints and state buffers;
+/// - `void validate() const`, which throws std::invalid_argument for a hyper-parameter out of range;
+/// - `bool stateless() const`, true where these hyper-parameters need no state: then none is kept, and update
+///   is handed zeros.
 template <class Rule>
-concept OptimizerRule =
-    std::is_aggregate_v<Rule> && std::is_trivially_copyable_v<Rule> &&
-    (field_count<Rule> <= detail::most_fields) &&
-    std::is_trivially_copyable_v<typename Rule::Constants>&& detail::UpdatesOnHost<Rule>&& requires(
-        const Rule rule, StepScalars scalars) {
-  { rule.constants(scalars) } -> std::same_as<typename Rule::Constants>;
-}
-&&detail::names_match<Rule>();
+concept OptimizerRule = detail::PlainFields<Rule> && std::is_trivially_copyable_v<Rule> &&
+    std::is_trivially_copyable_v<typename Rule::Constants> && detail::MakesConstants<Rule> &&
+    detail::UpdatesOnHost<Rule> && detail::names_match<Rule>();
 
 /// How many numbers of state a rule keeps for each element.
 template <OptimizerRule Rule>

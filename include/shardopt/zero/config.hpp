@@ -27,7 +27,9 @@ enum class InitialParameters : std::uint8_t {
 /// Parameters that share hyper-parameters: a whole rule value.
 template <OptimizerRule Rule>
 struct Group {
+  /// Unique; parameters name it.
   std::string name;
+  /// Its hyper-parameters.
   Rule rule = {};
 };
 
@@ -35,13 +37,17 @@ struct Group {
 template <OptimizerRule Rule, ShardingPolicy Sharding>
 struct OptimizerConfig {
   std::vector<Group<Rule>> groups = {{"default", Rule{}}};  ///< every parameter's group must be here
+  /// Who owns which elements, and the bucket size.
   Sharding sharding = {};
+  /// How gradients of the ranks are added.
   Reduction reduction = Reduction::automatic;
   float max_norm =
       std::numeric_limits<float>::infinity();  ///< clips the gradient's global norm; 0 makes every gradient 0
   float clip_epsilon = 1e-6f;  ///< added to the norm in max_norm / (norm + epsilon), as PyTorch does
+  /// What an infinite or NaN gradient does to a step.
   NonFinite non_finite = NonFinite::skip;
   bool count_skipped_updates = false;  ///< whether a skipped step counts for bias correction
+  /// What is done about parameters that differ at the start.
   InitialParameters initial_parameters = InitialParameters::verify;
   Observer* observer = nullptr;  ///< must outlive the optimizer and its tickets
 
@@ -82,10 +88,14 @@ struct OptimizerConfig {
 /// A scale of the gradient: a value, or device memory that holds it when the step runs.
 class GradientScale {
  public:
+  /// The value itself.
   constexpr GradientScale(float value) noexcept : value_(value) {}               // NOLINT: implicit
+  /// Device memory, read when the step runs.
   constexpr GradientScale(const float* pointer) noexcept : pointer_(pointer) {}  // NOLINT: implicit
 
+  /// The value, if there is no pointer.
   [[nodiscard]] constexpr float value() const noexcept { return value_; }
+  /// The pointer, or null.
   [[nodiscard]] constexpr const float* pointer() const noexcept { return pointer_; }
 
  private:

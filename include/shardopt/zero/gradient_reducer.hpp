@@ -124,12 +124,12 @@ class GradientReducer {
     }
     Grad* const base = bucket.in_place ? progress(index).in_place : memory_.staging;
     if (!bucket.in_place)
-      device.pack(tiles.staged.tiles, tiles.staged.count, &Tile::gradient, memory_.staging, stream);
+      device.pack(tiles.staged.tiles, tiles.staged.count, TileField::gradient, memory_.staging, stream);
     comm.reduce_scatter(base, bucket.blocks(), dtype_of<Grad>, reduction_, memory_.workspace);
     if (layout_->updates_everything()) comm.all_gather(base, bucket.blocks(), dtype_of<Grad>);
     if (!bucket.in_place) {
       const TileRun& reduced = layout_->updates_everything() ? tiles.staged : tiles.staged_own;
-      device.unpack(reduced.tiles, reduced.count, &Tile::gradient, memory_.staging, stream);
+      device.unpack(reduced.tiles, reduced.count, TileField::gradient, memory_.staging, stream);
     }
     device.template add_squares<Grad>(tiles.reduced.tiles, tiles.reduced.count,
                                       memory_.words + control_word::squares,

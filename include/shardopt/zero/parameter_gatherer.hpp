@@ -44,9 +44,10 @@ class ParameterGatherer {
     if (bucket.in_place) {
       comm.all_gather(progress.in_place, bucket.blocks(), dtype_of<Param>);
     } else {
-      device.pack(tiles.staged_own.tiles, tiles.staged_own.count, &Tile::parameter, staging_, comm.stream());
+      device.pack(tiles.staged_own.tiles, tiles.staged_own.count, TileField::parameter, staging_,
+                  comm.stream());
       comm.all_gather(staging_, bucket.blocks(), dtype_of<Param>);
-      device.unpack(tiles.staged.tiles, tiles.staged.count, &Tile::parameter, staging_, comm.stream());
+      device.unpack(tiles.staged.tiles, tiles.staged.count, TileField::parameter, staging_, comm.stream());
     }
     device.record(progress.gathered, comm.stream());
   }

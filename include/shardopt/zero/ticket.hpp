@@ -27,6 +27,7 @@ class TicketSource {
 /// The result of a step that may still be running on the device.
 class StepTicket {
  public:
+  /// Made by an optimizer.
   StepTicket(std::shared_ptr<detail::TicketSource> source, std::int64_t sequence)
       : source_(std::move(source)), sequence_(sequence) {}
 

@@ -30,7 +30,9 @@ namespace shardopt::inline v0 {
 
 /// Which rank of how many.
 struct Placement {
+  /// This rank: 0 .. world - 1.
   int rank = 0;
+  /// Number of ranks.
   int world = 1;
 };
 
@@ -55,10 +57,15 @@ template <OptimizerRule Rule,         ///< what one element's update is
           PrecisionPolicy Precision>  ///< what is stored in which type
 class ZeroOptimizer {
  public:
+  /// Where buffers live and kernels run.
   using Device = typename Comm::Device;
+  /// What work is enqueued on.
   using Stream = typename Device::Stream;
+  /// Type of the engine's parameters.
   using Param = typename Precision::Param;
+  /// Type of the engine's gradients.
   using Grad = typename Precision::Grad;
+  /// How it works.
   using Config = OptimizerConfig<Rule, Sharding>;
   /// Where states, masters and scratch live: the library's own allocation, an Arena, or StateBuffers.
   using Memory = std::variant<std::monostate, Arena, StateBuffers>;
@@ -99,7 +106,12 @@ class ZeroOptimizer {
                   : adopted != nullptr ? adopted->scratch
                                        : Arena{},
                   adopted, arena != nullptr);
-    start(stream, adopted == nullptr || adopted->initialize);
+    try {
+      start(stream, adopted == nullptr || adopted->initialize);
+    } catch (...) {
+      comm_.device().finish(comm_.stream());  // what was enqueued uses memory that is about to go
+      throw;
+    }
   }
 
   /// The same with memory of the library's own.
@@ -111,9 +123,11 @@ class ZeroOptimizer {
   ZeroOptimizer(const ZeroOptimizer&) = delete;
   ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
 
-  /// Waits for what was enqueued. Never throws.
+  /// Waits for what it enqueued on the streams of the last step. Never throws.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
+    if (stepped_) comm_.device().finish(updated_);
+    comm_.device().finish(comm_.stream());
   }
 
   /// Says that gradients of this step are complete once what `stream` holds now is done. Reductions start as
@@ -194,6 +208,7 @@ class ZeroOptimizer {
         wait_bucket(static_cast<std::size_t>(b), stream);
     }
   }
+  /// Likewise for one parameter.
   void wait_parameters(ParameterId id, Stream stream) const { wait_parameters(std::span(&id, 1), stream); }
   /// Likewise for all parameters.
   void wait_parameters(Stream stream) const {
@@ -250,11 +265,17 @@ class ZeroOptimizer {
     return {};
   }
 
+  /// Bytes of this rank, as plan() gives them.
   [[nodiscard]] const MemoryPlan& memory_plan() const noexcept { return prepared_.memory.plan; }
+  /// The copy that was made at the start.
   [[nodiscard]] const ParameterTable& table() const noexcept { return table_; }
+  /// With what set_rule() changed.
   [[nodiscard]] const Config& config() const noexcept { return config_; }
+  /// What Reduction::automatic became.
   [[nodiscard]] Reduction reduction() const noexcept { return prepared_.reduction; }
+  /// This rank: 0 .. world - 1.
   [[nodiscard]] int rank() const noexcept { return comm_.rank(); }
+  /// Number of ranks.
   [[nodiscard]] int world() const noexcept { return comm_.world(); }
 
   /// Compares the parameters of all ranks bit by bit, by digests. Collective; waits for the device. A check
