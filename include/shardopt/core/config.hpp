@@ -24,11 +24,29 @@
 #define SHARDOPT_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #else
 #define SHARDOPT_HOST_AVX2 0
+/// Lets a function use the instructions of the host's kernels, whatever the compiler's flags.
 #define SHARDOPT_TARGET_AVX2
 #endif
 
 /// Marks a function of host and device that is inlined even without optimisation.
 #define SHARDOPT_HD_INLINE SHARDOPT_HD inline __attribute__((always_inline))
 
-/// Marks a function of a rule (or of math): inlined into the kernel, on the host with the kernel's instruction set.
+/// Marks a function of a rule (or of math): inlined into the kernel, on the host with the kernel's
+/// instruction set.
 #define SHARDOPT_RULE SHARDOPT_HD SHARDOPT_TARGET_AVX2 inline __attribute__((always_inline))
+
+/// Unrolls the loop that follows, so that arrays indexed by its counter stay in registers.
+#if defined(__CUDA_ARCH__)
+#define SHARDOPT_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+#define SHARDOPT_UNROLL _Pragma("GCC unroll 24")
+#else
+#define SHARDOPT_UNROLL
+#endif
+
+/// Before a template of host and device that calls what it is given, be that of the host or of the device.
+#if defined(__NVCC__)
+#define SHARDOPT_CALLS_EITHER _Pragma("nv_exec_check_disable")
+#else
+#define SHARDOPT_CALLS_EITHER
+#endif

@@ -15,12 +15,14 @@ enum class Dtype : std::uint8_t { fp32, bf16, fp16, int64, uint8 };
 
 /// A bfloat16: the upper half of an IEEE single. Storage only; arithmetic is done in fp32.
 struct bf16 {
+  /// As they lie in memory.
   std::uint16_t bits;
   friend constexpr bool operator==(bf16, bf16) = default;  ///< by bits
 };
 
 /// An IEEE half (binary16). Storage only; arithmetic is done in fp32.
 struct fp16 {
+  /// As they lie in memory.
   std::uint16_t bits;
   friend constexpr bool operator==(fp16, fp16) = default;  ///< by bits
 };
@@ -28,11 +30,15 @@ struct fp16 {
 /// Bytes of one element.
 [[nodiscard]] constexpr std::size_t size_of(Dtype type) noexcept {
   switch (type) {
-    case Dtype::fp32: return 4;
+    case Dtype::fp32:
+      return 4;
     case Dtype::bf16:
-    case Dtype::fp16: return 2;
-    case Dtype::int64: return 8;
-    case Dtype::uint8: return 1;
+    case Dtype::fp16:
+      return 2;
+    case Dtype::int64:
+      return 8;
+    case Dtype::uint8:
+      return 1;
   }
   return 0;
 }
@@ -40,11 +46,16 @@ struct fp16 {
 /// The name as it stands in messages and files: "fp32", "bf16", …
 [[nodiscard]] constexpr std::string_view name_of(Dtype type) noexcept {
   switch (type) {
-    case Dtype::fp32: return "fp32";
-    case Dtype::bf16: return "bf16";
-    case Dtype::fp16: return "fp16";
-    case Dtype::int64: return "int64";
-    case Dtype::uint8: return "uint8";
+    case Dtype::fp32:
+      return "fp32";
+    case Dtype::bf16:
+      return "bf16";
+    case Dtype::fp16:
+      return "fp16";
+    case Dtype::int64:
+      return "int64";
+    case Dtype::uint8:
+      return "uint8";
   }
   return "unknown";
 }
@@ -53,12 +64,24 @@ struct fp16 {
 /// (cuda.cuh brings those of `__nv_bfloat16` and `__half`).
 template <class T>
 struct DtypeOf;
+/// IEEE single.
 template <>
-struct DtypeOf<float> { static constexpr Dtype value = Dtype::fp32; };
+struct DtypeOf<float> {
+  /// The Dtype.
+  static constexpr Dtype value = Dtype::fp32;
+};
+/// The library's bfloat16.
 template <>
-struct DtypeOf<bf16> { static constexpr Dtype value = Dtype::bf16; };
+struct DtypeOf<bf16> {
+  /// The Dtype.
+  static constexpr Dtype value = Dtype::bf16;
+};
+/// The library's IEEE half.
 template <>
-struct DtypeOf<fp16> { static constexpr Dtype value = Dtype::fp16; };
+struct DtypeOf<fp16> {
+  /// The Dtype.
+  static constexpr Dtype value = Dtype::fp16;
+};
 
 /// The Dtype of a C++ type.
 template <class T>

@@ -41,6 +41,7 @@ struct BasicAdam {
   double weight_decay = style == WeightDecay::decoupled ? 1e-2 : 0.0;  ///< ≥ 0
   bool maximize = false;                                               ///< climb instead of descend
 
+  /// As it stands in messages and checkpoints.
   static constexpr std::string_view name = style == WeightDecay::decoupled
                                                ? (amsgrad ? "adamw_amsgrad" : "adamw")
                                                : (amsgrad ? "adam_amsgrad" : "adam");
@@ -48,19 +49,26 @@ struct BasicAdam {
   /// The two moments of an element.
   template <class V>
   struct Moments {
+    /// Mean of the gradient.
     V exp_avg;
+    /// Mean of the gradient's square.
     V exp_avg_sq;
   };
   /// The same with the largest second moment so far.
   template <class V>
   struct MomentsWithMaximum {
+    /// Mean of the gradient.
     V exp_avg;
+    /// Mean of the gradient's square.
     V exp_avg_sq;
+    /// Largest second moment so far.
     V max_exp_avg_sq;
   };
+  /// State of one element.
   template <class V>
   using State = std::conditional_t<amsgrad, MomentsWithMaximum<V>, Moments<V>>;
 
+  /// Names of the state buffers, in order.
   static constexpr auto state_names = [] {
     if constexpr (amsgrad) {
       return std::array<std::string_view, 3>{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
@@ -86,6 +94,7 @@ struct BasicAdam {
     float negative_step_size;  ///< −lr/(1−β₁ᵗ)
   };
 
+  /// What the elements of a step share. @see OptimizerRule
   [[nodiscard]] SHARDOPT_HD Constants constants(StepScalars scalars) const noexcept {
     const double rate = math::mul(lr, math::widen(scalars.lr_factor));
     const double correction1 = math::sub(1.0, math::pow(beta1, scalars.update));
@@ -101,6 +110,7 @@ struct BasicAdam {
             .negative_step_size = math::narrow(math::sub(0.0, math::div(rate, correction1)))};
   }
 
+  /// The new parameter. @see OptimizerRule
   template <class V>
   [[nodiscard]] SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>& state) noexcept {
     V g = math::mul(c.gradient_sign, grad);

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+# What shardopt_add_compile_fail_tests() runs.
+file(STRINGS ${SOURCE} expectations REGEX "^// expect: ")
+if(NOT expectations)
+  message(FATAL_ERROR "${SOURCE} has no line '// expect: TEXT'")
+endif()
+string(REPLACE "|" ";" COMPILER "${COMPILER}")
+execute_process(COMMAND ${COMPILER} -std=c++20 -I${INCLUDE} ${SOURCE} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(result EQUAL 0)
+  message(FATAL_ERROR "${SOURCE} compiles")
+endif()
+foreach(expectation IN LISTS expectations)
+  string(REPLACE "// expect: " "" text "${expectation}")
+  string(FIND "${output}" "${text}" position)
+  if(position EQUAL -1)
+    message(FATAL_ERROR "'${text}' is not in what the compiler says:\n${output}")
+  endif()
+endforeach()

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/core/dtype.hpp>
+#include <shardopt/core/error.hpp>
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shardopt::inline v0::detail {
+
+/// Where the ranks of one process meet: each posts what it is about to do, all see that they agree, and go on
+/// together.
+///
+/// When ranks disagree, when one fails (`abort`), or when one leaves while others wait, every rank gets the
+/// same CollectiveError from its current and each later call: nobody waits for ever.
+class Rendezvous {
+ public:
+  /// What a rank posts. Compared between ranks: all but the addresses.
+  struct Request {
+    std::string_view operation = {};
+    Dtype type = Dtype::uint8;
+    std::int64_t count = 0;
+    int root = 0;
+    std::uint64_t layout = 0;  ///< digest of what else must agree (block borders)
+    void* data = nullptr;
+    const void* source = nullptr;
+  };
+
+  explicit Rendezvous(int world)
+      : requests_(static_cast<std::size_t>(world)), left_(requests_.size(), false) {}
+
+  [[nodiscard]] int world() const noexcept { return static_cast<int>(requests_.size()); }
+
+  /// Posts and waits until all ranks have. @throws CollectiveError on every rank if they disagree or one has
+  /// failed
+  void post(int rank, const Request& request) {
+    std::unique_lock lock(mutex_);
+    requests_[static_cast<std::size_t>(rank)] = request;
+    wait_for_all(lock, rank, request.operation, true);
+  }
+
+  /// Waits until all ranks are done with what others posted.
+  void done(int rank, std::string_view operation) {
+    std::unique_lock lock(mutex_);
+    wait_for_all(lock, rank, operation, false);
+  }
+
+  /// What a rank posted. Valid between post() and done().
+  [[nodiscard]] const Request& of(int rank) const noexcept {
+    return requests_[static_cast<std::size_t>(rank)];
+  }
+
+  /// Tells every rank that one has failed. The first message stays.
+  void abort(std::string_view message) {
+    const std::lock_guard lock(mutex_);
+    fail(std::string(message));
+  }
+
+  /// A rank goes for good. If others wait for it, or come to wait, they get an error.
+  void leave(int rank) {
+    const std::lock_guard lock(mutex_);
+    left_[static_cast<std::size_t>(rank)] = true;
+    if (waiting_ > 0) fail(text_of_departure(rank, waiting_for_));
+  }
+
+ private:
+  [[nodiscard]] static std::string text_of_departure(int rank, std::string_view operation) {
+    return "rank " + std::to_string(rank) + " has left while others wait for it in " + std::string(operation);
+  }
+
+  void wait_for_all(std::unique_lock<std::mutex>& lock, int rank, std::string_view operation, bool compare) {
+    throw_if_failed();
+    for (std::size_t other = 0; other < left_.size(); ++other) {
+      if (left_[other] && other != static_cast<std::size_t>(rank)) {
+        fail(text_of_departure(static_cast<int>(other), operation));
+      }
+    }
+    throw_if_failed();
+    waiting_for_ = operation;
+    if (++waiting_ == world()) {
+      if (compare) compare_requests();
+      waiting_ = 0;
+      ++generation_;
+      changed_.notify_all();
+    } else {
+      const std::uint64_t mine = generation_;
+      changed_.wait(lock, [&] { return generation_ != mine || !failure_.empty(); });
+      if (generation_ != mine) return;  // all had come before anything failed
+    }
+    throw_if_failed();
+  }
+
+  void compare_requests() {
+    for (std::size_t rank = 1; rank < requests_.size(); ++rank) {
+      const Request& first = requests_[0];
+      const Request& other = requests_[rank];
+      if (first.operation == other.operation && first.type == other.type && first.count == other.count &&
+          first.root == other.root && first.layout == other.layout) {
+        continue;
+      }
+      fail("ranks call different collectives: rank 0 " + describe(first) + ", rank " + std::to_string(rank) +
+           " " + describe(other));
+      return;
+    }
+  }
+
+  [[nodiscard]] static std::string describe(const Request& request) {
+    return std::string(request.operation) + " of " + std::to_string(request.count) + " " +
+           std::string(name_of(request.type)) + " (root " + std::to_string(request.root) + ", layout " +
+           std::to_string(request.layout % 10000) + ")";
+  }
+
+  void fail(std::string message) {
+    if (failure_.empty()) failure_ = "shardopt: " + std::move(message);
+    changed_.notify_all();
+  }
+
+  void throw_if_failed() const {
+    if (!failure_.empty()) throw CollectiveError(failure_);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Request> requests_;
+  std::vector<bool> left_;
+  std::string failure_;
+  std::string_view waiting_for_;
+  int waiting_ = 0;
+  std::uint64_t generation_ = 0;
+};
+
+}  // namespace shardopt::inline v0::detail

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/core/convert.hpp>
+#include <shardopt/core/digest.hpp>
+#include <shardopt/core/exact_sum.hpp>
+#include <shardopt/core/math.hpp>
+#include <shardopt/core/rank_tree.hpp>
+#include <shardopt/core/tile.hpp>
+#include <shardopt/devices/cuda_launch.cuh>
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace shardopt::inline v0::detail {
+
+/// Runs a functor by one thread.
+template <class Functor>
+__global__ void invoke_kernel(Functor functor) {
+  functor();
+}
+
+/// Sum of squares of one grain by one warp, in the host's order; each lane counts what is not finite.
+template <class Grad>
+__device__ __forceinline__ double grain_squares_by_warp(const Grad* gradient, std::uint32_t count,
+                                                        unsigned& non_finite) {
+  double sum = 0.0;
+  for (std::uint32_t at = threadIdx.x % warpSize; at < count; at += 32) {
+    const float value = to_float(gradient[at]);
+    const bool finite = math::is_finite(value);
+    non_finite += finite ? 0U : 1U;
+    const double wide = finite ? static_cast<double>(value) : 0.0;
+    sum = math::add(sum, math::mul(wide, wide));
+  }
+  for (int apart = 16; apart > 0; apart /= 2) sum = math::add(sum, __shfl_xor_sync(0xffffffffU, sum, apart));
+  return sum;
+}
+
+/// Adds squares to an exact sum: a warp a grain, limbs collected in shared memory, one atomic a limb and
+/// block at the end.
+template <class Grad>
+__global__ void __launch_bounds__(block_threads)
+    add_squares_kernel(const Tile* tiles, std::int64_t tile_count, unsigned long long* limbs,
+                       unsigned long long* non_finite) {
+  constexpr int words = exact_sum::limbs + 1;
+  __shared__ unsigned long long collected[words];
+  if (threadIdx.x < words) collected[threadIdx.x] = 0;
+  __syncthreads();
+  const std::uint32_t warp = threadIdx.x / 32;
+  unsigned bad = 0;
+  for (std::int64_t k = blockIdx.x; k < tile_count; k += gridDim.x) {
+    const Tile tile = tiles[k];
+    const std::uint32_t first = tile.first_grain();
+    const std::uint32_t begin =
+        warp == 0 ? 0 : first + (warp - 1) * static_cast<std::uint32_t>(grain_elements);
+    if (begin >= tile.count) continue;
+    const std::uint32_t left = warp == 0 ? first : tile.count - begin;
+    const std::uint32_t count = left < grain_elements ? left : static_cast<std::uint32_t>(grain_elements);
+    const double sum = grain_squares_by_warp(static_cast<const Grad*>(tile.gradient) + begin, count, bad);
+    const exact_sum::Addend addend = exact_sum::split(sum);
+    const std::uint32_t lane = threadIdx.x % 32;
+    if (lane < 3 && sum != 0.0) {
+      const std::uint32_t part = lane == 0 ? addend.parts[0] : lane == 1 ? addend.parts[1] : addend.parts[2];
+      atomicAdd(&collected[addend.first + static_cast<int>(lane)], static_cast<unsigned long long>(part));
+    }
+  }
+  if (bad != 0) atomicAdd(&collected[exact_sum::limbs], static_cast<unsigned long long>(bad));
+  __syncthreads();
+  if (threadIdx.x >= words || collected[threadIdx.x] == 0) return;
+  atomicAdd(threadIdx.x < exact_sum::limbs ? limbs + threadIdx.x : non_finite, collected[threadIdx.x]);
+}
+
+/// staging[state index] = element, a block a tile.
+template <class T>
+__global__ void __launch_bounds__(block_threads) pack_kernel(const Tile* tiles, TileField field, T* staging) {
+  const Tile tile = tiles[blockIdx.x];
+  const T* from = static_cast<const T*>(tile.address(field));
+  for (std::uint32_t at = threadIdx.x; at < tile.count; at += block_threads)
+    staging[tile.state + at] = from[at];
+}
+
+/// The way back.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    unpack_kernel(const Tile* tiles, TileField field, const T* staging) {
+  const Tile tile = tiles[blockIdx.x];
+  T* to = static_cast<T*>(tile.address(field));
+  for (std::uint32_t at = threadIdx.x; at < tile.count; at += block_threads)
+    to[at] = staging[tile.state + at];
+}
+
+/// master[state index] = parameter, a block a tile.
+template <class Param>
+__global__ void __launch_bounds__(block_threads) initialize_masters_kernel(const Tile* tiles, float* master) {
+  const Tile tile = tiles[blockIdx.x];
+  const Param* parameter = static_cast<const Param*>(tile.parameter);
+  for (std::uint32_t at = threadIdx.x; at < tile.count; at += block_threads) {
+    master[tile.state + at] = to_float(parameter[at]);
+  }
+}
+
+/// *sum += digest of the elements, in any order.
+template <class Bits>
+__global__ void __launch_bounds__(block_threads)
+    add_digest_kernel(const Bits* elements, std::int64_t count, std::uint64_t first,
+                      unsigned long long* sum) {
+  unsigned long long mine = 0;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block_threads;
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x; at < count;
+       at += step) {
+    mine += element_digest(first + static_cast<std::uint64_t>(at), elements[at]);
+  }
+  for (int apart = 16; apart > 0; apart /= 2) mine += __shfl_xor_sync(0xffffffffU, mine, apart);
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+}
+
+/// Where a rank's contribution to one element is: the own block in place, the others' received one after
+/// another.
+template <class T>
+struct LoadReceived {
+  const T* own;
+  const T* received;
+  std::int64_t count;
+  std::int64_t at;
+  int rank;
+
+  SHARDOPT_HD float operator()(int source) const {
+    if (source == rank) return to_float(own[at]);
+    return to_float(received[(source < rank ? source : source - 1) * count + at]);
+  }
+};
+
+/// own[i] = sum over ranks by the fixed tree, in fp32, rounded once.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    sum_ranks_kernel(T* own, const T* received, std::int64_t count, int rank, int world) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block_threads;
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x; at < count;
+       at += step) {
+    own[at] =
+        from_float<T>(sum_over_ranks<12, float>(world, LoadReceived<T>{own, received, count, at, rank}));
+  }
+}
+
+}  // namespace shardopt::inline v0::detail

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/collectives/collective.hpp>
+#include <shardopt/core/error.hpp>
+#include <shardopt/rules/rule.hpp>
+#include <shardopt/sharding/sharding_policy.hpp>
+#include <shardopt/zero/observer.hpp>
+#include <shardopt/zero/step_control.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace shardopt::inline v0 {
+
+/// What happens to the parameters that ranks bring to the start. Frozen parameters are included.
+enum class InitialParameters : std::uint8_t {
+  verify,     ///< must be the same bits on all ranks: CollectiveError otherwise
+  broadcast,  ///< rank 0's replace the others'
+  trust,      ///< as they stand
+};
+
+/// Parameters that share hyper-parameters: a whole rule value.
+template <OptimizerRule Rule>
+struct Group {
+  /// Unique; parameters name it.
+  std::string name;
+  /// Its hyper-parameters.
+  Rule rule = {};
+};
+
+/// How an optimizer works. The same on every rank, but for the observer.
+template <OptimizerRule Rule, ShardingPolicy Sharding>
+struct OptimizerConfig {
+  std::vector<Group<Rule>> groups = {{"default", Rule{}}};  ///< every parameter's group must be here
+  /// Who owns which elements, and the bucket size.
+  Sharding sharding = {};
+  /// How gradients of the ranks are added.
+  Reduction reduction = Reduction::automatic;
+  float max_norm =
+      std::numeric_limits<float>::infinity();  ///< clips the gradient's global norm; 0 makes every gradient 0
+  float clip_epsilon = 1e-6f;  ///< added to the norm in max_norm / (norm + epsilon), as PyTorch does
+  /// What an infinite or NaN gradient does to a step.
+  NonFinite non_finite = NonFinite::skip;
+  bool count_skipped_updates = false;  ///< whether a skipped step counts for bias correction
+  /// What is done about parameters that differ at the start.
+  InitialParameters initial_parameters = InitialParameters::verify;
+  Observer* observer = nullptr;  ///< must outlive the optimizer and its tickets
+
+  /// @throws std::invalid_argument naming the field and what is legal
+  void validate() const {
+    const auto refuse = [](const std::string& what) {
+      throw std::invalid_argument("shardopt: config." + what);
+    };
+    if (groups.empty()) refuse("groups is empty; every parameter belongs to one, by default to \"default\"");
+    if (groups.size() > (std::numeric_limits<std::uint16_t>::max)())
+      refuse("groups holds more than 65535 groups");
+    for (std::size_t k = 0; k < groups.size(); ++k) {
+      for (std::size_t j = 0; j < k; ++j) {
+        if (groups[j].name == groups[k].name)
+          refuse("groups names " + detail::quoted(groups[k].name) + " twice");
+      }
+      validate_rule(groups[k].rule, groups[k].name);
+    }
+    if (!(max_norm >= 0))
+      refuse("max_norm must be at least 0 (infinity: no clipping), got " + std::to_string(max_norm));
+    if (!(clip_epsilon >= 0) || std::isinf(clip_epsilon)) {
+      refuse("clip_epsilon must be at least 0 and finite, got " + std::to_string(clip_epsilon));
+    }
+  }
+
+  /// @throws std::invalid_argument naming the group
+  static void validate_rule(const Rule& rule, const std::string& group) {
+    if constexpr (requires { rule.validate(); }) {
+      try {
+        rule.validate();
+      } catch (const std::invalid_argument& error) {
+        throw std::invalid_argument(std::string(error.what()) + " (group " + detail::quoted(group) + ")");
+      }
+    }
+  }
+};
+
+/// A scale of the gradient: a value, or device memory that holds it when the step runs.
+class GradientScale {
+ public:
+  /// The value itself.
+  constexpr GradientScale(float value) noexcept : value_(value) {}               // NOLINT: implicit
+  /// Device memory, read when the step runs.
+  constexpr GradientScale(const float* pointer) noexcept : pointer_(pointer) {}  // NOLINT: implicit
+
+  /// The value, if there is no pointer.
+  [[nodiscard]] constexpr float value() const noexcept { return value_; }
+  /// The pointer, or null.
+  [[nodiscard]] constexpr const float* pointer() const noexcept { return pointer_; }
+
+ private:
+  float value_ = 1.0f;
+  const float* pointer_ = nullptr;
+};
+
+/// What may differ from step to step; the same on every rank.
+struct StepOptions {
+  float lr_factor = 1.0f;               ///< multiplies every group's learning rate
+  GradientScale gradient_scale = 1.0f;  ///< the only divisor: the wire carries sums
+};
+
+}  // namespace shardopt::inline v0

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/collectives/collective.hpp>
+#include <shardopt/core/digest.hpp>
+#include <shardopt/core/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace shardopt::inline v0::detail {
+
+/// Largest message of a handshake; its scratch is one such a rank.
+inline constexpr std::int64_t handshake_bytes = 256;
+
+/// One message of every rank, in rank order. Collective; waits. @param scratch  world · handshake_bytes of
+/// device memory
+template <class Message, Collective Comm>
+[[nodiscard]] std::vector<Message> exchange_all(Comm& comm, const Message& mine, void* scratch) {
+  static_assert(sizeof(Message) <= static_cast<std::size_t>(handshake_bytes) &&
+                std::is_trivially_copyable_v<Message>);
+  std::vector<Message> all(static_cast<std::size_t>(comm.world()));
+  comm.exchange(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), scratch);
+  return all;
+}
+
+template <class Message>
+[[nodiscard]] bool all_equal(const std::vector<Message>& messages) {
+  return std::all_of(messages.begin(), messages.end(),
+                     [&](const Message& m) { return m == messages.front(); });
+}
+
+/// "rank 0, 2: 'a'; rank 1: 'b'".
+[[nodiscard]] inline std::string text_by_ranks(const std::vector<std::string>& texts) {
+  std::string result;
+  std::vector<std::string> seen;
+  for (const std::string& text : texts) {
+    if (std::find(seen.begin(), seen.end(), text) != seen.end()) continue;
+    seen.push_back(text);
+    std::string ranks;
+    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+      if (texts[rank] == text) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+    }
+    result += (result.empty() ? "rank " : "; rank ") + ranks + ": " + quoted(text);
+  }
+  return result;
+}
+
+/// What every rank must have set up alike, as lines; compared by digests, so that agreement costs one small
+/// exchange.
+class Setup {
+ public:
+  void add(std::string line) {
+    digest_.add(std::string_view(line));
+    prefix_.push_back(digest_.value());
+    lines_.push_back(std::move(line));
+  }
+
+  /// @throws CollectiveError on every rank, naming the first line that differs and the ranks
+  template <Collective Comm>
+  void require_agreement(Comm& comm, void* scratch) const {
+    struct Summary {
+      std::uint64_t lines;
+      std::uint64_t digest;
+      bool operator==(const Summary&) const = default;
+    };
+    const auto all = exchange_all(comm, Summary{lines_.size(), digest_.value()}, scratch);
+    if (all_equal(all)) return;
+    std::uint64_t shortest = all.front().lines;
+    for (const Summary& other : all) shortest = (std::min)(shortest, other.lines);
+    const std::size_t line = first_difference(comm, static_cast<std::size_t>(shortest), scratch);
+    std::array<char, handshake_bytes> text{};
+    const std::string mine = line < lines_.size() ? lines_[line] : "(nothing)";
+    std::copy_n(mine.begin(), (std::min)(mine.size(), text.size() - 1), text.begin());
+    std::vector<std::string> texts;
+    for (const auto& other : exchange_all(comm, text, scratch)) texts.emplace_back(other.data());
+    throw CollectiveError("shardopt: ranks are set up differently: " + text_by_ranks(texts));
+  }
+
+ private:
+  /// Bisects: the first `equal` lines are known to agree, the first `different` ones not to (or all common
+  /// ones agree).
+  template <Collective Comm>
+  [[nodiscard]] std::size_t first_difference(Comm& comm, std::size_t common, void* scratch) const {
+    std::size_t equal = 0;
+    std::size_t different = common + 1;
+    while (different - equal > 1) {
+      const std::size_t middle = equal + (different - equal) / 2;
+      if (all_equal(exchange_all(comm, prefix_[middle - 1], scratch))) {
+        equal = middle;
+      } else {
+        different = middle;
+      }
+    }
+    return equal;
+  }
+
+  std::vector<std::string> lines_;
+  std::vector<std::uint64_t> prefix_;
+  Digest digest_;
+};
+
+}  // namespace shardopt::inline v0::detail

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/core/digest.hpp>
+#include <shardopt/core/parameter_table.hpp>
+#include <shardopt/core/version.hpp>
+#include <shardopt/precision/precision_policy.hpp>
+#include <shardopt/zero/config.hpp>
+#include <shardopt/zero/handshake.hpp>
+#include <shardopt/zero/shard_layout.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace shardopt::inline v0::detail {
+
+/// A rule's hyper-parameters as text: exact, so that equal text means equal values.
+template <class Rule>
+[[nodiscard]] std::string text_of_rule(const Rule& rule) {
+  std::string text(rule_name<Rule>);
+  for_each_field(rule, [&](const auto& field) {
+    text += " " + std::to_string(field);
+    text += "#" + std::to_string(bits_of(static_cast<double>(field)) % 100000);
+  });
+  return text;
+}
+
+/// Digest of all groups' hyper-parameters: compared in every step.
+template <class Rule>
+[[nodiscard]] std::uint64_t digest_of_rules(const std::vector<Group<Rule>>& groups) {
+  Digest digest;
+  for (const auto& group : groups) {
+    for_each_field(group.rule, [&](const auto& field) { digest.add(bits_of(static_cast<double>(field))); });
+  }
+  return digest.value();
+}
+
+/// What must be alike on all ranks, one line each.
+template <class Rule, class Sharding, class Precision>
+[[nodiscard]] Setup describe_setup(const ParameterTable& table, const OptimizerConfig<Rule, Sharding>& config,
+                                   Reduction reduction, const ShardLayout& layout) {
+  Setup setup;
+  const auto name = [](Dtype type) { return std::string(name_of(type)); };
+  setup.add("version " + std::to_string(version.major_number) + "." + std::to_string(version.minor_number) +
+            "." + std::to_string(version.patch_number));
+  setup.add("precision " + name(dtype_of<typename Precision::Param>) + "/" +
+            name(dtype_of<typename Precision::Grad>) + "/" + name(dtype_of<typename Precision::Master>));
+  setup.add("sharding " + std::string(Sharding::name) + ", reduction " + std::string(name_of(reduction)));
+  setup.add("max_norm " + std::to_string(config.max_norm) + ", clip_epsilon " +
+            std::to_string(config.clip_epsilon * 1e6f) + "e-6, non_finite " +
+            std::to_string(static_cast<int>(config.non_finite)) + ", count_skipped_updates " +
+            std::to_string(config.count_skipped_updates) + ", initial_parameters " +
+            std::to_string(static_cast<int>(config.initial_parameters)));
+  for (const auto& group : config.groups)
+    setup.add("group " + quoted(group.name) + ": " + text_of_rule(group.rule));
+  std::size_t index = 0;
+  for (const auto& entry : table.entries()) {
+    std::string line = "parameter " + std::to_string(index++) + ": " + quoted(entry.name) + " " +
+                       entry.shape.text() + " group " + quoted(entry.group);
+    if (!table.separate()) line += " offset " + std::to_string(entry.offset);
+    if (entry.frozen) line += " frozen";
+    if (entry.alias_of) line += " alias of " + quoted(table[*entry.alias_of].name);
+    setup.add(std::move(line));
+  }
+  for (const Bucket& bucket : layout.buckets()) {
+    std::string line = "bucket at " + std::to_string(bucket.flat.begin) + ":";
+    for (const std::int64_t border : bucket.borders) line.append(" ").append(std::to_string(border));
+    setup.add(std::move(line));
+  }
+  return setup;
+}
+
+}  // namespace shardopt::inline v0::detail

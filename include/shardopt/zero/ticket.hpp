@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/core/error.hpp>
+#include <shardopt/zero/observer.hpp>
+#include <shardopt/zero/step_result.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace shardopt::inline v0 {
+namespace detail {
+
+/// Where tickets find their results.
+class TicketSource {
+ public:
+  virtual ~TicketSource() = default;
+  virtual StepResult collect(std::int64_t sequence) = 0;
+};
+
+}  // namespace detail
+
+/// The result of a step that may still be running on the device.
+class StepTicket {
+ public:
+  /// Made by an optimizer.
+  StepTicket(std::shared_ptr<detail::TicketSource> source, std::int64_t sequence)
+      : source_(std::move(source)), sequence_(sequence) {}
+
+  /// Waits until the device has decided the step (on CUDA: the only wait there is) and gives its result. May
+  /// be called again.
+  /// @throws Error if 64 later tickets have been issued, or the optimizer is gone
+  [[nodiscard]] StepResult get() const { return source_->collect(sequence_); }
+
+ private:
+  std::shared_ptr<detail::TicketSource> source_;
+  std::int64_t sequence_;
+};
+
+namespace detail {
+
+/// Results of the last steps in page-locked memory, written by the device, each with an event that says when.
+template <class Device>
+class TicketRing final : public TicketSource {
+ public:
+  static constexpr std::int64_t slots = 64;
+  static constexpr std::int64_t pinned_bytes = slots * static_cast<std::int64_t>(sizeof(StepResult));
+
+  TicketRing(const Device& device, void* pinned, Observer* observer)
+      : device_(device), results_(static_cast<StepResult*>(pinned)), observer_(observer) {
+    for (Entry& entry : entries_) entry.written = device_.make_event();
+  }
+
+  /// Claims a slot: where the device is to write the result.
+  [[nodiscard]] StepResult* claim() noexcept {
+    entries_[at(next_)].sequence = next_;
+    return results_ + at(next_++);
+  }
+
+  /// After the write was enqueued on `stream`: marks the slot claimed last.
+  void mark(typename Device::Stream stream) { device_.record(entries_[at(next_ - 1)].written, stream); }
+
+  /// The number of the slot claimed last.
+  [[nodiscard]] std::int64_t last() const noexcept { return next_ - 1; }
+
+  /// The memory is about to go.
+  void close() noexcept { results_ = nullptr; }
+
+  [[nodiscard]] StepResult collect(std::int64_t sequence) override {
+    if (results_ == nullptr) throw Error("shardopt: the optimizer that issued this ticket is gone");
+    const Entry& entry = entries_[at(sequence)];
+    if (entry.sequence != sequence) {
+      throw Error("shardopt: this ticket is too old: " + std::to_string(slots) +
+                  " later ones have been issued");
+    }
+    device_.synchronize(entry.written);
+    const StepResult result = results_[at(sequence)];
+    if (result.skipped && observer_ != nullptr) observer_->step_skipped(result);
+    return result;
+  }
+
+ private:
+  struct Entry {
+    std::int64_t sequence = -1;
+    typename Device::Event written = {};
+  };
+
+  [[nodiscard]] static std::size_t at(std::int64_t sequence) noexcept {
+    return static_cast<std::size_t>(sequence % slots);
+  }
+
+  Device device_;
+  StepResult* results_;
+  Observer* observer_;
+  std::array<Entry, slots> entries_;
+  std::int64_t next_ = 0;
+};
+
+}  // namespace detail
+}  // namespace shardopt::inline v0

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+if(COMPONENT STREQUAL "host")
+  add_executable(consumer ../consumer.cpp)
+  target_link_libraries(consumer PRIVATE shardopt::shardopt)
+  get_property(languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+  if("CUDA" IN_LIST languages OR TARGET shardopt::cuda)
+    message(FATAL_ERROR "CUDA was brought in, and nobody asked for it")
+  endif()
+else()
+  enable_language(CUDA)
+  add_executable(consumer ../consumer.cu)
+  target_link_libraries(consumer PRIVATE shardopt::nccl)
+endif()
