@@ -67,10 +67,11 @@ class Cuda {
     /// Owns the event from now on.
     explicit Event(cudaEvent_t event) noexcept : event_(event) {}
     /// Moves.
-    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)), capture_(other.capture_) {}
     /// Exchanges the two.
     Event& operator=(Event&& other) noexcept {
       std::swap(event_, other.event_);
+      std::swap(capture_, other.capture_);
       return *this;
     }
     Event(const Event&) = delete;
@@ -82,7 +83,9 @@ class Cuda {
     [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
 
    private:
+    friend class Cuda;
     cudaEvent_t event_ = nullptr;
+    std::uint64_t capture_ = 0;  ///< that the last record was part of
   };
 
   /// As it stands in messages.
@@ -130,6 +133,7 @@ class Cuda {
   /// Marks what the stream holds now.
   void record(Event& event, Stream stream) const {
     const CudaDeviceGuard guard(ordinal_);
+    event.capture_ = capture_of(stream);
     throw_if_failed(cudaEventRecord(event.get(), stream), "cudaEventRecord");
   }
   /// The stream goes on when what the event marks is done.
@@ -137,6 +141,22 @@ class Cuda {
     const CudaDeviceGuard guard(ordinal_);
     throw_if_failed(cudaStreamWaitEvent(stream, event.get(), 0), "cudaStreamWaitEvent");
   }
+  /// Like wait(), but an event of another capture, or of none, orders nothing in this one: replays are
+  /// ordered by the stream that they are launched in, and what was captured is joined to that stream.
+  void wait_in_capture(Stream stream, const Event& event) const {
+    if (event.capture_ == capture_of(stream)) wait(stream, event);
+  }
+  /// The capture that a stream is in, 0 for none. @throws CudaError
+  [[nodiscard]] static std::uint64_t capture_of(Stream stream) {
+    if (stream == nullptr) return 0;  // the legacy stream cannot be captured
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    throw_if_failed(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
+    return status == cudaStreamCaptureStatusActive ? id : 0;
+  }
+  /// The capture that an event was last recorded in, 0 for none.
+  [[nodiscard]] static std::uint64_t capture_of(const Event& event) noexcept { return event.capture_; }
+
   /// Waits.
   void synchronize(const Event& event) const {
     throw_if_failed(cudaEventSynchronize(event.get()), "cudaEventSynchronize");

@@ -44,7 +44,7 @@ template <class Grad>
 __global__ void __launch_bounds__(block_threads)
     add_squares_kernel(const Tile* tiles, std::int64_t tile_count, unsigned long long* limbs,
                        unsigned long long* non_finite) {
-  constexpr int words = exact_sum::limbs + 1;
+  constexpr int words = exact_sum::Squares::limbs + 1;
   __shared__ unsigned long long collected[words];
   if (threadIdx.x < words) collected[threadIdx.x] = 0;
   __syncthreads();
@@ -59,17 +59,18 @@ __global__ void __launch_bounds__(block_threads)
     const std::uint32_t left = warp == 0 ? first : tile.count - begin;
     const std::uint32_t count = left < grain_elements ? left : static_cast<std::uint32_t>(grain_elements);
     const double sum = grain_squares_by_warp(static_cast<const Grad*>(tile.gradient) + begin, count, bad);
-    const exact_sum::Addend addend = exact_sum::split(sum);
+    const exact_sum::Addend addend = exact_sum::Squares::split(sum);
     const std::uint32_t lane = threadIdx.x % 32;
     if (lane < 3 && sum != 0.0) {
       const std::uint32_t part = lane == 0 ? addend.parts[0] : lane == 1 ? addend.parts[1] : addend.parts[2];
       atomicAdd(&collected[addend.first + static_cast<int>(lane)], static_cast<unsigned long long>(part));
     }
   }
-  if (bad != 0) atomicAdd(&collected[exact_sum::limbs], static_cast<unsigned long long>(bad));
+  if (bad != 0) atomicAdd(&collected[exact_sum::Squares::limbs], static_cast<unsigned long long>(bad));
   __syncthreads();
   if (threadIdx.x >= words || collected[threadIdx.x] == 0) return;
-  atomicAdd(threadIdx.x < exact_sum::limbs ? limbs + threadIdx.x : non_finite, collected[threadIdx.x]);
+  atomicAdd(threadIdx.x < exact_sum::Squares::limbs ? limbs + threadIdx.x : non_finite,
+            collected[threadIdx.x]);
 }
 
 /// staging[state index] = element, a block a tile.
