@@ -46,26 +46,37 @@ struct Addend {
 
 /// The sum as a double, rounded once to nearest even. @param words  limbs many, each in 0 .. 2^63-1
 [[nodiscard]] SHARDOPT_HD constexpr double to_double(const std::int64_t* words) noexcept {
-  std::uint32_t digits[limbs + 2] = {};
+  std::uint64_t leading[3] = {0, 0, 0};  // the highest digit that is not zero and the two below it
+  int top = -1;                          // its place
+  bool sticky = false;                   // whether any digit below those is not zero
   std::uint64_t carry = 0;
-  int top = -1;
-  for (int k = 0; k < limbs + 2; ++k) {
-    const std::uint64_t word = k < limbs ? static_cast<std::uint64_t>(words[k]) : 0;
+  std::uint64_t one_below = 0;
+  std::uint64_t two_below = 0;
+  bool rest_below = false;
+  for (int k = 0; k < limbs; ++k) {
+    const auto word = static_cast<std::uint64_t>(words[k]);
     const std::uint64_t low = (word & 0xffffffffU) + (carry & 0xffffffffU);
-    digits[k] = static_cast<std::uint32_t>(low);
+    const std::uint64_t digit = low & 0xffffffffU;
     carry = (carry >> 32) + (word >> 32) + (low >> 32);
-    if (digits[k] != 0) top = k;
+    if (digit != 0) {
+      top = k;
+      leading[0] = digit;
+      leading[1] = one_below;
+      leading[2] = two_below;
+      sticky = rest_below;
+    }
+    rest_below = rest_below || two_below != 0;
+    two_below = one_below;
+    one_below = digit;
   }
   if (top < 0) return 0.0;
-  // The leading 96 bits, shifted so that the highest set bit is bit 63 of `head`; what is below only matters
-  // as sticky.
-  const auto digit = [&digits](int k) -> std::uint64_t { return k >= 0 ? digits[k] : 0; };
   int zeros = 0;
-  while (((digit(top) << zeros) & 0x80000000U) == 0) ++zeros;
-  const std::uint64_t upper = (digit(top) << 32) | digit(top - 1);
-  const std::uint64_t head = zeros == 0 ? upper : (upper << zeros) | (digit(top - 2) >> (32 - zeros));
-  bool sticky = (zeros == 0 ? digit(top - 2) : (digit(top - 2) << zeros) & 0xffffffffU) != 0;
-  for (int k = 0; k < top - 2; ++k) sticky = sticky || digits[k] != 0;
+  while (((leading[0] << zeros) & 0x80000000U) == 0) ++zeros;
+  // The leading 96 bits, shifted so that the highest set bit is bit 63 of `head`; what is below counts as
+  // sticky.
+  const std::uint64_t head =
+      (leading[0] << (32 + zeros)) | (leading[1] << zeros) | (leading[2] >> (32 - zeros));
+  sticky = sticky || ((leading[2] << zeros) & 0xffffffffU) != 0;
   std::uint64_t mantissa = head >> 11;
   const std::uint64_t rest = head & 0x7ffU;
   const bool up = rest > 0x400U || (rest == 0x400U && (sticky || (mantissa & 1U) != 0));

@@ -5,6 +5,7 @@
 #include <shardopt/core/error.hpp>
 #include <shardopt/devices/cuda_error.cuh>
 #include <shardopt/devices/cuda_kernels.cuh>
+#include <shardopt/devices/cuda_update.cuh>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -190,13 +191,15 @@ class Cuda {
   template <class Rule, class Precision>
   void update(const UpdateArguments<Rule, Precision>& arguments, Stream stream) const {
     if (arguments.tile_count == 0) return;
-    if (arguments.stateful) {
-      launch(detail::update_kernel<true, Rule, Precision>, arguments.tile_count, detail::block_threads,
-             stream, arguments);
-    } else {
-      launch(detail::update_kernel<false, Rule, Precision>, arguments.tile_count, detail::block_threads,
-             stream, arguments);
+    if constexpr (may_be_stateless<Rule>) {
+      if (!arguments.stateful) {
+        launch(detail::update_kernel<false, Rule, Precision>, arguments.tile_count, detail::block_threads,
+               stream, arguments);
+        return;
+      }
     }
+    launch(detail::update_kernel<true, Rule, Precision>, arguments.tile_count, detail::block_threads, stream,
+           arguments);
   }
 
   /// Adds the squares of the tiles' gradients to an exact sum's limbs, and counts what is not finite.

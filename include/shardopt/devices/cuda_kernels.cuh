@@ -7,7 +7,7 @@
 #include <shardopt/core/math.hpp>
 #include <shardopt/core/rank_tree.hpp>
 #include <shardopt/core/tile.hpp>
-#include <shardopt/devices/update.hpp>
+#include <shardopt/devices/cuda_launch.cuh>
 
 #include <cuda_runtime.h>
 
@@ -16,60 +16,10 @@
 
 namespace shardopt::inline v0::detail {
 
-inline constexpr int block_threads = 256;
-
 /// Runs a functor by one thread.
 template <class Functor>
 __global__ void invoke_kernel(Functor functor) {
   functor();
-}
-
-/// One element of the update: the same operations in the same order as the host's.
-template <bool stateful, class Rule, class Precision>
-__device__ __forceinline__ void update_element(const UpdateArguments<Rule, Precision>& arguments,
-                                               const Tile& tile, const typename Rule::Constants& constants,
-                                               float factor, std::int64_t at) {
-  using Param = typename Precision::Param;
-  using Grad = typename Precision::Grad;
-  using State = typename Rule::template State<float>;
-  constexpr std::size_t states = state_count<Rule>;
-  Param* parameter = static_cast<Param*>(tile.parameter) + at;
-  const float gradient = math::mul(to_float(static_cast<const Grad*>(tile.gradient)[at]), factor);
-  float values[states + 1];
-  SHARDOPT_UNROLL
-  for (std::size_t k = 0; k < states; ++k) values[k] = stateful ? arguments.states[k][tile.state + at] : 0.0f;
-  State state;
-  if constexpr (states > 0) memcpy(&state, values, states * sizeof(float));
-  float master;
-  if constexpr (Precision::has_master) {
-    master = arguments.master[tile.state + at];
-  } else {
-    master = *parameter;
-  }
-  const float updated = Rule::update(constants, master, gradient, state);
-  if constexpr (Precision::has_master) {
-    arguments.master[tile.state + at] = updated;
-    *parameter = from_float<Param>(updated);
-  } else {
-    *parameter = updated;
-  }
-  if constexpr (states > 0) memcpy(values, &state, states * sizeof(float));
-  SHARDOPT_UNROLL
-  for (std::size_t k = 0; k < states; ++k) {
-    if (stateful) arguments.states[k][tile.state + at] = values[k];
-  }
-}
-
-/// A block a tile.
-template <bool stateful, class Rule, class Precision>
-__global__ void __launch_bounds__(block_threads) update_kernel(UpdateArguments<Rule, Precision> arguments) {
-  const StepVerdict verdict = *arguments.verdict;
-  if (verdict.go == 0) return;
-  const Tile tile = arguments.tiles[blockIdx.x];
-  const typename Rule::Constants constants = arguments.constants[tile.group];
-  for (std::uint32_t at = threadIdx.x; at < tile.count; at += block_threads) {
-    update_element<stateful>(arguments, tile, constants, verdict.gradient_factor, at);
-  }
 }
 
 /// Sum of squares of one grain by one warp, in the host's order; each lane counts what is not finite.
