@@ -19,6 +19,7 @@ enum class Reduction : std::uint8_t {
   ordered,    ///< once, in fp32, by a fixed tree over the rank index: bits depend on the gradients alone
 };
 
+/// The name as it stands in messages.
 [[nodiscard]] constexpr std::string_view name_of(Reduction reduction) noexcept {
   switch (reduction) {
     case Reduction::automatic:
@@ -36,8 +37,11 @@ enum class Reduction : std::uint8_t {
 struct BlockLayout {
   std::span<const std::int64_t> borders;  ///< world + 1 element offsets, ascending, borders[0] == 0
 
+  /// Number of blocks.
   [[nodiscard]] int world() const noexcept { return static_cast<int>(borders.size()) - 1; }
+  /// Elements of all blocks.
   [[nodiscard]] std::int64_t elements() const noexcept { return borders.back(); }
+  /// Elements of a rank's block.
   [[nodiscard]] Range block(int rank) const noexcept {
     const auto r = static_cast<std::size_t>(rank);
     return {borders[r], borders[r + 1]};

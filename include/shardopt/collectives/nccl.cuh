@@ -27,7 +27,9 @@ namespace shardopt::inline v0 {
 /// (the same bytes) and add there.
 class Nccl {
  public:
+  /// Where buffers live and kernels run.
   using Device = Cuda;
+  /// As it stands in messages.
   static constexpr std::string_view name = "nccl";
 
   /// The engine's communicator, used on the engine's stream; both must outlive this. The communicator's
@@ -47,6 +49,7 @@ class Nccl {
     return Nccl(comm, stream, true);
   }
 
+  /// Moves; what is moved from is no rank any more.
   Nccl(Nccl&& other) noexcept
       : comm_(std::exchange(other.comm_, nullptr)),
         stream_(other.stream_),
@@ -55,6 +58,7 @@ class Nccl {
         world_(other.world_),
         device_(other.device_),
         signatures_(std::exchange(other.signatures_, nullptr)) {}
+  /// Exchanges the two.
   Nccl& operator=(Nccl&& other) noexcept {
     std::swap(comm_, other.comm_);
     std::swap(stream_, other.stream_);
@@ -82,12 +86,18 @@ class Nccl {
     return std::move(*this);
   }
 
+  /// This rank: 0 .. world - 1.
   [[nodiscard]] int rank() const noexcept { return rank_; }
+  /// Number of ranks.
   [[nodiscard]] int world() const noexcept { return world_; }
+  /// The stream on which every call is enqueued.
   [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
+  /// The device of this rank.
   [[nodiscard]] const Cuda& device() const noexcept { return device_; }
+  /// The communicator itself.
   [[nodiscard]] ncclComm_t native() const noexcept { return comm_; }
 
+  /// Whether gradients of that type can be reduced so.
   [[nodiscard]] static bool supports(Reduction, Dtype) noexcept { return true; }
   /// 16-bit gradients are summed in fp32, in order; fp32 ones by NCCL.
   [[nodiscard]] static Reduction automatic_reduction(Dtype type) noexcept {
@@ -100,7 +110,7 @@ class Nccl {
     return (blocks.world() - 1) * blocks.block(rank).size() * static_cast<std::int64_t>(size_of(type));
   }
 
-  /// @copydoc Collective
+  /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction reduction, void* workspace) {
     verify({.operation = operation_reduce_scatter,
             .type = type,
@@ -128,6 +138,7 @@ class Nccl {
     });
   }
 
+  /// Block r of `base` becomes rank r's on every rank. @see Collective
   void all_gather(void* base, BlockLayout blocks, Dtype type) {
     verify({.operation = operation_all_gather,
             .type = type,
@@ -152,6 +163,7 @@ class Nccl {
     });
   }
 
+  /// Sums 64-bit integers over the ranks, modulo 2^64. @see Collective
   void all_reduce(std::int64_t* values, std::int64_t count) {
     verify({.operation = operation_all_reduce, .type = Dtype::int64, .count = count});
     if (count == 0) return;
@@ -161,6 +173,7 @@ class Nccl {
         "ncclAllReduce", comm_);
   }
 
+  /// Rank `root`'s bytes replace the others'. @see Collective
   void broadcast(void* data, std::int64_t bytes, int root) {
     verify({.operation = operation_broadcast, .type = Dtype::uint8, .count = bytes, .root = root});
     if (bytes == 0) return;
@@ -170,6 +183,7 @@ class Nccl {
         "ncclBroadcast", comm_);
   }
 
+  /// Host bytes of every rank to every rank; waits. @see Collective
   void exchange(std::span<const std::byte> mine, std::span<std::byte> all, void* scratch) {
     if (mine.empty()) return;
     const CudaDeviceGuard guard(device_.ordinal());

@@ -12,11 +12,13 @@ namespace shardopt::inline v0 {
 /// A call of NCCL failed.
 class NcclError : public Error {
  public:
+  /// Names the call, NCCL's texts for the failure, and the place.
   NcclError(ncclResult_t status, const char* call, ncclComm_t comm, Location where)
       : Error(std::string("shardopt: ") + call + " failed: " + ncclGetErrorString(status) +
               text_of_last(comm) + ", in " + detail::text_of(where)),
         status_(status) {}
 
+  /// NCCL's code.
   [[nodiscard]] ncclResult_t status() const noexcept { return status_; }
 
  private:

@@ -24,6 +24,7 @@
 #define SHARDOPT_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #else
 #define SHARDOPT_HOST_AVX2 0
+/// Lets a function use the instructions of the host's kernels, whatever the compiler's flags.
 #define SHARDOPT_TARGET_AVX2
 #endif
 

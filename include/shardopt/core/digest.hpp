@@ -18,15 +18,18 @@ namespace shardopt::inline v0 {
 /// A 64-bit digest of a sequence of words and texts: finds differences, resists no attack.
 class Digest {
  public:
+  /// Appends a word.
   constexpr void add(std::uint64_t word) noexcept {
     state_ = mix_bits(state_ + 0x9e3779b97f4a7c15U) ^ mix_bits(word);
   }
 
+  /// Appends a text and its length.
   constexpr void add(std::string_view text) noexcept {
     for (const char c : text) add(static_cast<std::uint64_t>(static_cast<unsigned char>(c)));
     add(static_cast<std::uint64_t>(text.size()));
   }
 
+  /// Of all that was added so far.
   [[nodiscard]] constexpr std::uint64_t value() const noexcept { return mix_bits(state_); }
 
  private:

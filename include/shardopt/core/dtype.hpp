@@ -15,12 +15,14 @@ enum class Dtype : std::uint8_t { fp32, bf16, fp16, int64, uint8 };
 
 /// A bfloat16: the upper half of an IEEE single. Storage only; arithmetic is done in fp32.
 struct bf16 {
+  /// As they lie in memory.
   std::uint16_t bits;
   friend constexpr bool operator==(bf16, bf16) = default;  ///< by bits
 };
 
 /// An IEEE half (binary16). Storage only; arithmetic is done in fp32.
 struct fp16 {
+  /// As they lie in memory.
   std::uint16_t bits;
   friend constexpr bool operator==(fp16, fp16) = default;  ///< by bits
 };
@@ -62,16 +64,22 @@ struct fp16 {
 /// (cuda.cuh brings those of `__nv_bfloat16` and `__half`).
 template <class T>
 struct DtypeOf;
+/// IEEE single.
 template <>
 struct DtypeOf<float> {
+  /// The Dtype.
   static constexpr Dtype value = Dtype::fp32;
 };
+/// The library's bfloat16.
 template <>
 struct DtypeOf<bf16> {
+  /// The Dtype.
   static constexpr Dtype value = Dtype::bf16;
 };
+/// The library's IEEE half.
 template <>
 struct DtypeOf<fp16> {
+  /// The Dtype.
   static constexpr Dtype value = Dtype::fp16;
 };
 

@@ -11,8 +11,11 @@ namespace shardopt::inline v0 {
 
 /// Where a call stands in the source (clang 14 has no std::source_location).
 struct Location {
+  /// Source file.
   const char* file;
+  /// Function.
   const char* function;
+  /// Line in the file.
   int line;
 
   /// The place that evaluates it; as a default argument, the caller's.
@@ -29,11 +32,13 @@ struct Location {
 /// Layers that know more add it on the way up (`add_context`): the step, the bucket.
 class Error : public std::runtime_error {
  public:
+  /// @param text  the whole message
   explicit Error(const std::string& text) : std::runtime_error(text), text_(text) {}
 
   /// Appends "; <context>" to the message.
   void add_context(std::string_view context) { text_.append("; ").append(context); }
 
+  /// The message with all context.
   [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
 
  private:
@@ -43,6 +48,7 @@ class Error : public std::runtime_error {
 /// Ranks disagree, or one of them has failed or left: what a collective call reports on every rank.
 class CollectiveError : public Error {
  public:
+  /// @param text  the whole message
   using Error::Error;
 };
 

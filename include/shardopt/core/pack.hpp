@@ -41,7 +41,9 @@ struct Pack {
 
   Pack() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): rules mix numbers and packs
+  /// The same value in all lanes.
   SHARDOPT_RULE Pack(float value) noexcept : v{value, value, value, value, value, value, value, value} {}
+  /// From the compiler's own vector.
   SHARDOPT_RULE explicit Pack(detail::PackFloats lanes) noexcept : v(lanes) {}
 
   detail::PackFloats v;  ///< the lanes

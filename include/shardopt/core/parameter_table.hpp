@@ -19,7 +19,9 @@ namespace shardopt::inline v0 {
 
 /// Names a parameter of one table: its place in it.
 struct ParameterId {
+  /// Position in the table.
   std::uint32_t index = 0;
+  /// By position.
   friend bool operator==(ParameterId, ParameterId) = default;
 };
 
@@ -44,14 +46,22 @@ class ParameterTable {
  public:
   /// A parameter of the table, resolved.
   struct Entry {
+    /// As given.
     std::string name = {};
+    /// As given.
     Shape shape = {};
+    /// Number of elements.
     std::int64_t numel = 0;
     std::int64_t offset = 0;  ///< in flat buffers; 0 if it has memory of its own
+    /// Its own memory, if it has.
     void* parameter = nullptr;
+    /// Its gradient's own memory, if it has.
     void* gradient = nullptr;
+    /// Name of its group.
     std::string group = {};
+    /// No state, no traffic, never written.
     bool frozen = false;
+    /// What it is a second name of, if it is.
     std::optional<ParameterId> alias_of = {};
     Range flat = {};  ///< empty for frozen parameters and aliases
   };
@@ -74,8 +84,11 @@ class ParameterTable {
     return id;
   }
 
+  /// All parameters in table order.
   [[nodiscard]] std::span<const Entry> entries() const noexcept { return entries_; }
+  /// One parameter. @throws std::out_of_range if the table has no such id
   [[nodiscard]] const Entry& operator[](ParameterId id) const { return entries_.at(id.index); }
+  /// Number of parameters, frozen ones and aliases included.
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
 
   /// Elements of the flat index.

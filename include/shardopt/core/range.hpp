@@ -9,15 +9,21 @@ namespace shardopt::inline v0 {
 
 /// Half-open run of elements [begin, end); an empty one owns nothing, wherever it stands.
 struct Range {
+  /// First element.
   std::int64_t begin = 0;
+  /// Behind the last element.
   std::int64_t end = 0;
 
+  /// Number of elements.
   [[nodiscard]] constexpr std::int64_t size() const noexcept { return end > begin ? end - begin : 0; }
+  /// Whether it has no element.
   [[nodiscard]] constexpr bool empty() const noexcept { return end <= begin; }
+  /// Whether the element lies in it.
   [[nodiscard]] constexpr bool contains(std::int64_t element) const noexcept {
     return begin <= element && element < end;
   }
 
+  /// By both ends: two empty ranges may differ.
   friend constexpr bool operator==(const Range&, const Range&) = default;
 };
 

@@ -21,9 +21,11 @@ class Count {
  public:
   constexpr Count() noexcept = default;
 
+  /// @throws std::invalid_argument if the value is negative or does not fit
   template <std::integral Integer>
   constexpr Count(Integer value) : value_(checked(value)) {}  // NOLINT: implicit, `.offset = t.offset`
 
+  /// The count.
   [[nodiscard]] constexpr std::int64_t value() const noexcept { return value_; }
 
  private:
@@ -43,6 +45,7 @@ class Count {
 class Shape {
  public:
   Shape() = default;
+  /// From a list of dimensions. @throws std::invalid_argument for a negative one
   Shape(std::initializer_list<Count> dimensions) { assign(dimensions); }
 
   /// From any range of integers: the engine's own vector or array.
@@ -52,6 +55,7 @@ class Shape {
     assign(dimensions);
   }
 
+  /// Outermost first.
   [[nodiscard]] const std::vector<std::int64_t>& dimensions() const noexcept { return dimensions_; }
 
   /// Number of elements. @throws std::invalid_argument if the product exceeds 2^63-1
@@ -80,6 +84,7 @@ class Shape {
     return result + "]";
   }
 
+  /// By dimensions.
   friend bool operator==(const Shape&, const Shape&) = default;
 
  private:

@@ -18,42 +18,59 @@ namespace shardopt::inline v0 {
 
 /// The processor: memory is ordinary memory, every call is done when it returns, on the calling thread.
 ///
-/// On x86-64 the kernels need a processor with AVX2, FMA and F16C (2013 on).
+/// On x86-64 the kernels need a processor with AVX2, FMA and F16C (all from 2013 on; every one with AVX2 has
+/// F16C).
 class Host {
  public:
   /// Stands where a device has a stream: work is done in program order.
   struct Stream {
+    /// All are equal.
     friend bool operator==(Stream, Stream) = default;
   };
   /// Stands where a device has an event: whatever it marks has happened.
   class Event {};
 
+  /// As it stands in messages.
   static constexpr std::string_view name = "host";
 
   /// @throws Error if the processor lacks the instructions
   Host() {
 #if SHARDOPT_HOST_AVX2
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-        !__builtin_cpu_supports("f16c")) {
-      throw Error("shardopt: the host's kernels need a processor with AVX2, FMA and F16C");
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+      throw Error("shardopt: the host's kernels need a processor with AVX2 and FMA");
     }
 #endif
   }
+  /// The processor. @throws Error if it lacks the instructions
   [[nodiscard]] static Host of(Stream) { return {}; }
 
+  /// Memory, aligned to 256 bytes.
   [[nodiscard]] void* allocate(std::int64_t bytes) const {
     return ::operator new(static_cast<std::size_t>(bytes), alignment);
   }
+  /// Gives back what allocate gave.
   void deallocate(void* memory) const noexcept { ::operator delete(memory, alignment); }
+  /// The same.
   [[nodiscard]] void* allocate_pinned(std::int64_t bytes) const { return allocate(bytes); }
+  /// Gives back what allocate_pinned gave.
   void deallocate_pinned(void* memory) const noexcept { deallocate(memory); }
 
+  /// An event that nothing was recorded in.
   [[nodiscard]] Event make_event() const noexcept { return {}; }
+  /// Marks what the stream holds now.
   void record(Event&, Stream) const noexcept {}
+  /// The stream goes on when what the event marks is done.
   void wait(Stream, const Event&) const noexcept {}
+  void wait_in_capture(Stream, const Event&) const noexcept {}
+  [[nodiscard]] static std::uint64_t capture_of(Stream) noexcept { return 0; }
+  [[nodiscard]] static std::uint64_t capture_of(const Event&) noexcept { return 0; }
+  /// Nothing to wait for.
   void synchronize(const Event&) const noexcept {}
+  /// Nothing to wait for.
   void synchronize(Stream) const noexcept {}
+  /// Nothing to wait for.
   void finish(Stream) const noexcept {}
+  /// Nothing to wait for.
   void finish(const Event&) const noexcept {}
 
   /// Host memory to device memory; `from` may be reused on return.
@@ -64,6 +81,7 @@ class Host {
   void download(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {
     copy_bytes(to, from, bytes);
   }
+  /// Zeroes bytes of device memory.
   void fill_zero(void* to, std::int64_t bytes, Stream) const noexcept {
     if (bytes > 0) std::memset(to, 0, static_cast<std::size_t>(bytes));
   }

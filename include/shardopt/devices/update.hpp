@@ -22,6 +22,7 @@ struct StepVerdict {
 /// it is its own), its states in place, and the parameter rounded from the master to nearest even.
 template <OptimizerRule Rule, PrecisionPolicy Precision>
 struct UpdateArguments {
+  /// State buffers of the rule.
   static constexpr std::size_t states_count = state_count<Rule>;
 
   const Tile* tiles;                          ///< device memory

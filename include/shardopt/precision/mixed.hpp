@@ -20,9 +20,11 @@ struct Mixed {
 
   static_assert(std::is_same_v<Master, float>,
                 "shardopt: the update works on fp32 masters: Mixed<Param, Grad, float>");
+  /// Whether masters are kept beside the parameters.
   static constexpr bool has_master = !std::is_same_v<Param, Master>;
 };
 
+/// Everything in fp32; no masters.
 using FullPrecision = Mixed<float, float, float>;
 
 static_assert(PrecisionPolicy<FullPrecision>);

@@ -22,15 +22,16 @@ enum class WeightDecay : bool {
 /// The family of Adam, AdamW and their AMSGrad forms: see the headers of these names for what they compute.
 ///
 /// Hyper-parameters are doubles, and so are the powers of the betas and all that is made of them once a step;
-/// what the elements share is then rounded to float. An element's arithmetic is fp32, in this order (rounded
-/// once at each step):
+/// what the elements share is then rounded to float. An element's arithmetic is fp32, each line rounding its
+/// products and sums once (a sum of a product as one fused operation):
 ///
 ///     g = ±grad;  L2: g = weight_decay·p + g;  decoupled: p = p − lr·weight_decay·p
-///     m = (m − (1−β₁)·m) + (1−β₁)·g;  v = (v − (1−β₂)·v) + ((1−β₂)·g)·g;  AMSGrad: v̂ = max(v̂, v), else v̂ = v
+///     m = m + (1−β₁)·(g − m);  v = v + (1−β₂)·(g² − v);  AMSGrad: v̂ = max(v̂, v), else v̂ = v
 ///     p = p − lr/(1−β₁ᵗ) · (m / (√v̂ · 1/√(1−β₂ᵗ) + ε))
 ///
-/// with the decays written so that a moment's two weights sum to 1 exactly even for a β that float cannot
-/// tell from 1.
+/// The moments are written so that only 1−β enters, which float can hold where it cannot tell β from 1, and
+/// so that they are rounded once on their own scale; where β < 1/2 they are m = g + β·(m − g) instead, exact
+/// for β = 0. g² stops at the largest float, so that a gradient beyond 1.8e19 spoils no moment.
 template <WeightDecay style, bool amsgrad>
 struct BasicAdam {
   double lr = 1e-3;      ///< learning rate, ≥ 0
@@ -40,6 +41,7 @@ struct BasicAdam {
   double weight_decay = style == WeightDecay::decoupled ? 1e-2 : 0.0;  ///< ≥ 0
   bool maximize = false;                                               ///< climb instead of descend
 
+  /// As it stands in messages and checkpoints.
   static constexpr std::string_view name = style == WeightDecay::decoupled
                                                ? (amsgrad ? "adamw_amsgrad" : "adamw")
                                                : (amsgrad ? "adam_amsgrad" : "adam");
@@ -47,19 +49,26 @@ struct BasicAdam {
   /// The two moments of an element.
   template <class V>
   struct Moments {
+    /// Mean of the gradient.
     V exp_avg;
+    /// Mean of the gradient's square.
     V exp_avg_sq;
   };
   /// The same with the largest second moment so far.
   template <class V>
   struct MomentsWithMaximum {
+    /// Mean of the gradient.
     V exp_avg;
+    /// Mean of the gradient's square.
     V exp_avg_sq;
+    /// Largest second moment so far.
     V max_exp_avg_sq;
   };
+  /// State of one element.
   template <class V>
   using State = std::conditional_t<amsgrad, MomentsWithMaximum<V>, Moments<V>>;
 
+  /// Names of the state buffers, in order.
   static constexpr auto state_names = [] {
     if constexpr (amsgrad) {
       return std::array<std::string_view, 3>{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
@@ -68,17 +77,24 @@ struct BasicAdam {
     }
   }();
 
+  /// How a moment takes in what is new: one of the two, moved by a weight of at most 1/2 towards the other.
+  struct Blend {
+    float weight;     ///< 1 − β, or β if it is smaller
+    bool starts_new;  ///< whether it is the new one that is moved
+  };
+
   /// What all elements of a step share.
   struct Constants {
     float gradient_sign;       ///< −1 to climb
     float decay;               ///< l2: weight_decay; decoupled: −lr·weight_decay
-    float weight1;             ///< 1 − β₁
-    float weight2;             ///< 1 − β₂
+    Blend mean;                ///< how exp_avg takes in a gradient
+    Blend mean_square;         ///< how exp_avg_sq takes in its square
     float root_factor;         ///< 1/√(1−β₂ᵗ)
     float eps;                 ///< ε
     float negative_step_size;  ///< −lr/(1−β₁ᵗ)
   };
 
+  /// What the elements of a step share. @see OptimizerRule
   [[nodiscard]] SHARDOPT_HD Constants constants(StepScalars scalars) const noexcept {
     const double rate = math::mul(lr, math::widen(scalars.lr_factor));
     const double correction1 = math::sub(1.0, math::pow(beta1, scalars.update));
@@ -87,13 +103,14 @@ struct BasicAdam {
         style == WeightDecay::decoupled ? math::sub(0.0, math::mul(rate, weight_decay)) : weight_decay;
     return {.gradient_sign = maximize ? -1.0f : 1.0f,
             .decay = math::narrow(shrink),
-            .weight1 = math::narrow(math::sub(1.0, beta1)),
-            .weight2 = math::narrow(math::sub(1.0, beta2)),
+            .mean = blend(beta1),
+            .mean_square = blend(beta2),
             .root_factor = math::narrow(math::div(1.0, math::sqrt(correction2))),
             .eps = math::narrow(eps),
             .negative_step_size = math::narrow(math::sub(0.0, math::div(rate, correction1)))};
   }
 
+  /// The new parameter. @see OptimizerRule
   template <class V>
   [[nodiscard]] SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>& state) noexcept {
     V g = math::mul(c.gradient_sign, grad);
@@ -102,9 +119,9 @@ struct BasicAdam {
     } else {
       param = math::fma(c.decay, param, param);
     }
-    state.exp_avg = math::fma(c.weight1, g, math::fma(math::neg(c.weight1), state.exp_avg, state.exp_avg));
-    state.exp_avg_sq = math::fma(math::mul(c.weight2, g), g,
-                                 math::fma(math::neg(c.weight2), state.exp_avg_sq, state.exp_avg_sq));
+    const V g_squared = math::minimum(math::mul(g, g), V(0x1.fffffep127f));
+    state.exp_avg = blended(c.mean, state.exp_avg, g);
+    state.exp_avg_sq = blended(c.mean_square, state.exp_avg_sq, g_squared);
     V square = state.exp_avg_sq;
     if constexpr (amsgrad) {
       state.max_exp_avg_sq = math::maximum(state.max_exp_avg_sq, state.exp_avg_sq);
@@ -121,6 +138,20 @@ struct BasicAdam {
     detail::require_fraction(name, "beta2", beta2);
     detail::require_not_negative(name, "eps", eps);
     detail::require_not_negative(name, "weight_decay", weight_decay);
+  }
+
+  /// The constants of a moment that decays by beta.
+  [[nodiscard]] SHARDOPT_HD static Blend blend(double beta) noexcept {
+    const bool starts_new = math::less(beta, 0.5);
+    return {.weight = math::narrow(starts_new ? beta : math::sub(1.0, beta)), .starts_new = starts_new};
+  }
+
+  /// A moment after it has taken in what is new.
+  template <class V>
+  [[nodiscard]] SHARDOPT_RULE static V blended(Blend blend, V moment, V fresh) noexcept {
+    const V base = math::select(blend.starts_new, fresh, moment);
+    const V other = math::select(blend.starts_new, moment, fresh);
+    return math::fma(blend.weight, math::sub(other, base), base);
   }
 };
 

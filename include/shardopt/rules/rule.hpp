@@ -136,6 +136,10 @@ void validate(const Rule& rule) {
   if constexpr (requires { rule.validate(); }) rule.validate();
 }
 
+/// Whether some hyper-parameters of a rule that has state need none.
+template <OptimizerRule Rule>
+inline constexpr bool may_be_stateless = state_count<Rule> > 0 && requires(const Rule rule) { rule.stateless(); };
+
 /// Whether these hyper-parameters need no state, so that none is kept.
 template <OptimizerRule Rule>
 [[nodiscard]] bool stateless(const Rule& rule) {

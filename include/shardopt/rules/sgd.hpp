@@ -30,12 +30,16 @@ struct SGD {
   bool nesterov = false;      ///< needs momentum > 0 and dampening 0
   bool maximize = false;      ///< climb instead of descend
 
+  /// As it stands in messages and checkpoints.
   static constexpr std::string_view name = "sgd";
 
+  /// State of one element.
   template <class V>
   struct State {
+    /// Running sum of gradients.
     V momentum_buffer;
   };
+  /// Name of the state buffer.
   static constexpr std::array<std::string_view, 1> state_names{"momentum_buffer"};
 
   /// What all elements of a step share.
@@ -49,6 +53,7 @@ struct SGD {
     bool nesterov;        ///< whether the step looks ahead
   };
 
+  /// What the elements of a step share. @see OptimizerRule
   [[nodiscard]] SHARDOPT_HD Constants constants(StepScalars scalars) const noexcept {
     const bool starts = scalars.update <= 1 || stateless();
     const float beta = math::narrow(momentum);
@@ -61,6 +66,7 @@ struct SGD {
             .nesterov = nesterov};
   }
 
+  /// The new parameter. @see OptimizerRule
   template <class V>
   [[nodiscard]] SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>& state) noexcept {
     const V g = math::fma(c.weight_decay, param, math::mul(c.gradient_sign, grad));

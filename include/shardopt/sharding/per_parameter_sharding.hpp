@@ -18,7 +18,9 @@ namespace shardopt::inline v0 {
 struct PerParameterSharding {
   std::int64_t bucket_bytes = std::int64_t{32} << 20;  ///< bytes of gradients sent as one; at least 1
 
+  /// As it stands in messages and digests.
   static constexpr std::string_view name = "per-parameter";
+  /// @see ShardingPolicy
   static constexpr bool updates_everything = false;
 
   /// @throws std::invalid_argument unless bucket_bytes > 0

@@ -14,7 +14,9 @@ namespace shardopt::inline v0 {
 struct Replicated {
   std::int64_t bucket_bytes = std::int64_t{32} << 20;  ///< bytes of gradients sent as one; at least 1
 
+  /// As it stands in messages and digests.
   static constexpr std::string_view name = "replicated";
+  /// @see ShardingPolicy
   static constexpr bool updates_everything = true;
 
   /// @throws std::invalid_argument unless bucket_bytes > 0

@@ -28,8 +28,11 @@ struct FlatSpace {
 
 /// A run of the flat index and the rank that owns it.
 struct OwnedRun {
+  /// Elements of the flat index.
   Range flat;
+  /// Rank that owns them.
   int owner = 0;
+  /// By run and owner.
   friend bool operator==(const OwnedRun&, const OwnedRun&) = default;
 };
 

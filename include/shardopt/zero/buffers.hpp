@@ -26,7 +26,9 @@ struct SeparateBuffers {};
 /// Memory the engine gives for all that the library keeps: `plan.device_bytes` and `plan.pinned_bytes`, both
 /// aligned to 256 bytes. Must outlive the optimizer.
 struct Arena {
+  /// Device memory: `plan.device_bytes`.
   void* device = nullptr;
+  /// Page-locked host memory that the device can write: `plan.pinned_bytes`.
   void* pinned = nullptr;
 };
 
@@ -34,12 +36,14 @@ struct Arena {
 /// `plan.owned_parameters` fp32 elements in shard order (flat order without gaps), any memory the device can
 /// reach, aligned to 4 bytes.
 struct StateBuffers {
+  /// Name and address of each.
   std::vector<std::pair<std::string, float*>> buffers = {};
   bool initialize = true;  ///< zero the states and copy the masters from the parameters; false: as they stand
   Arena scratch =
       {};  ///< for the rest (`plan.device_bytes` with adopted states); empty: the library allocates it
 
   StateBuffers() = default;
+  /// From pairs of name and address.
   StateBuffers(std::initializer_list<std::pair<std::string, float*>> list) : buffers(list) {}
 };
 

@@ -16,12 +16,16 @@ namespace shardopt::inline v0 {
 struct MemoryPlan {
   /// A per-element buffer of this rank: a state of the rule, or "master".
   struct Buffer {
+    /// State's name, or "master".
     std::string name = {};
     std::int64_t offset_bytes = 0;  ///< in the arena
+    /// Of this rank's share.
     std::int64_t bytes = 0;
   };
 
+  /// Whose plan this is.
   int rank = 0;
+  /// Of how many ranks.
   int world = 1;
   std::int64_t parameters = 0;        ///< trainable elements
   std::int64_t owned_parameters = 0;  ///< elements that this rank keeps state for

@@ -15,12 +15,16 @@ class Observer {
  public:
   virtual ~Observer() = default;
 
+  /// The library is about to allocate; not called where the engine gives all memory.
   virtual void before_allocation(const MemoryPlan& /*plan*/) {}
+  /// It has allocated.
   virtual void after_allocation(const MemoryPlan& /*plan*/) {}
-  /// The reduction of a bucket was enqueued (on the host: is done). @param bytes  of gradients in the bucket
+  /// The reduction of a bucket was enqueued (on the host: is done): its index, and the bytes of its
+  /// gradients.
   virtual void bucket_reduced(std::int64_t /*bucket*/, std::int64_t /*bytes*/) {}
   /// A ticket was collected whose step was skipped.
   virtual void step_skipped(const StepResult& /*result*/) {}
+  /// Something is legal and probably not meant.
   virtual void warning(std::string_view /*text*/) {}
 };
 

@@ -65,7 +65,7 @@ template <class Rule, class Sharding, class Precision>
   }
   for (const Bucket& bucket : layout.buckets()) {
     std::string line = "bucket at " + std::to_string(bucket.flat.begin) + ":";
-    for (const std::int64_t border : bucket.borders) line += " " + std::to_string(border);
+    for (const std::int64_t border : bucket.borders) line.append(" ").append(std::to_string(border));
     setup.add(std::move(line));
   }
   return setup;

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Stands in for run_cuda.cu in a program built without CUDA.
+#include "run.hpp"
+
+#include <stdexcept>
+
+namespace mlp {
+
+int gpus() { return 0; }
+
+bool built_with_cuda() { return false; }
+
+Result run_cuda(const Run&) { throw std::logic_error("built without CUDA"); }
+
+}  // namespace mlp

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "csv.hpp"
+#include "digits.hpp"
+#include "layout.hpp"
+#include "options.hpp"
+#include "parameters.hpp"
+
+#include <cstdint>
+
+namespace mlp {
+
+/// What all ranks of a run read.
+struct Run {
+  const Options& options;
+  const Digits& digits;
+  const Layout& layout;
+  const Parameters& parameters;
+  Csv& csv;  ///< rank 0's
+
+  [[nodiscard]] int steps_per_epoch() const { return digits.train.count() / options.batch; }
+  [[nodiscard]] int steps() const { return steps_per_epoch() * options.epochs; }
+  /// Samples of the largest block.
+  [[nodiscard]] int largest_block() const {
+    return (options.batch + options.blocks() - 1) / options.blocks();
+  }
+};
+
+/// What a run ends with.
+struct Result {
+  double accuracy = 0;        ///< share of test samples that are recognized
+  std::uint64_t weights = 0;  ///< hash of all weights
+};
+
+/// Trains with ranks that are threads of this process, on the host.
+Result run_host(const Run& run);
+
+/// GPUs that answer; 0 in a program built without CUDA.
+int gpus();
+
+/// Whether the program was built with CUDA.
+bool built_with_cuda();
+
+/// Trains with one GPU and one thread a rank.
+Result run_cuda(const Run& run);
+
+}  // namespace mlp

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run_cuda.cuh"
+
+template mlp::Result mlp::run_cuda_in<mlp::Bf16>(const mlp::Run&);

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mlp_test.py CASE BACKEND COMMAND...: checks one promise of examples/mlp; COMMAND starts it."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+SKIPPED = 4
+LAST_LINE = re.compile(r"test accuracy (\d+\.\d) %, weights ([0-9a-f]{16})")
+DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/mlp/data/digits.csv")
+
+
+class Mlp:
+    """The program on one backend."""
+
+    def __init__(self, backend, command):
+        self.backend = backend
+        self.command = command
+
+    def run(self, *arguments):
+        command = [*self.command, "--backend", self.backend, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == SKIPPED:
+            print(done.stdout.strip())
+            sys.exit(SKIPPED)
+        return done
+
+    def train(self, *arguments):
+        """Trains; gives the lines of standard output, the accuracy and the hash."""
+        done = self.run(*arguments)
+        assert done.returncode == 0, f"{arguments}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        lines = done.stdout.splitlines()
+        match = LAST_LINE.fullmatch(lines[-1])
+        assert match, f"{arguments}: last line {lines[-1]!r}"
+        return lines, float(match[1]), match[2]
+
+    def hash(self, *arguments):
+        return self.train(*arguments)[2]
+
+    def gpus(self):
+        """How many ranks there can be."""
+        if self.backend == "host":
+            return 8
+        match = re.search(r"there are only (\d+) GPUs", self.run("--ranks", "1000", "--batch", "1000").stderr)
+        assert match, "the number of GPUs is not told"
+        return int(match[1])
+
+    def refuses(self, *arguments, saying):
+        done = self.run(*arguments)
+        assert done.returncode == 2, f"{arguments}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        assert done.stdout == "", f"{arguments}: standard output {done.stdout!r}"
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1 and saying in lines[0], f"{arguments}: {done.stderr!r} lacks {saying!r}"
+
+
+def all_equal(hashes):
+    assert len(set(hashes.values())) == 1, "\n".join(f"{value} {key}" for key, value in hashes.items())
+
+
+def bad_input(mlp):
+    for option, value in [
+        ("--backend", "tpu"), ("--ranks", "0"), ("--ranks", "two"), ("--ranks", "-1"), ("--layers", "64"), ("--layers", "32,10"),
+        ("--layers", "64,0,10"), ("--layers", "64,,10"), ("--layers", ""), ("--epochs", "0"), ("--epochs", "1.5"), ("--batch", "0"),
+        ("--batch", "99999999999999999999"), ("--micro-batches", "0"), ("--optimizer", "lamb"), ("--lr", "-1"), ("--lr", "nan"),
+        ("--lr", "0.1x"), ("--beta2", "1"), ("--schedule", "step"), ("--warmup", "-1"), ("--clip", "0"), ("--clip", "nan"),
+        ("--precision", "fp8"), ("--bucket-bytes", "0"), ("--sharding", "diagonal"), ("--reduction", "fast"), ("--seed", "-1"),
+        ("--zero", "2"), ("--zero", ""),
+    ]:
+        mlp.refuses(option, value, saying=option)
+    mlp.refuses("--rnaks", "4", saying="unknown option '--rnaks'")
+    mlp.refuses("4", saying="unknown option '4'")
+    mlp.refuses("--ranks", saying="--ranks needs a value")
+    mlp.refuses("--nesterov=1", saying="--nesterov takes no value")
+    mlp.refuses("--optimizer", "adam", "--momentum", "0.9", saying="--momentum is a setting of --optimizer sgd")
+    mlp.refuses("--optimizer", "sgd", "--beta1", "0.9", saying="--beta1 is a setting of --optimizer adam and adamw")
+    mlp.refuses("--optimizer", "sgd", "--nesterov", "--dampening", "0.1", saying="nesterov")
+    mlp.refuses("--ranks", "65", saying="too few samples for 65 ranks")
+    mlp.refuses("--ranks", "8", "--micro-batches", "16", saying="too few samples for 8 ranks with 16 micro-batches")
+    mlp.refuses("--batch", "1438", saying="only 1437 training samples")
+    mlp.refuses("--reduction", "native", saying="native")
+    mlp.refuses("--csv", "/nowhere/at/all.csv", saying="cannot write '/nowhere/at/all.csv'")
+    mlp.refuses("--data", "/nowhere/digits.csv", saying="cannot read the data file '/nowhere/digits.csv'")
+    mlp.refuses("--data", os.path.dirname(DATA), saying="data")
+    damaged_data(mlp)
+
+
+def damaged_data(mlp):
+    with open(DATA, encoding="ascii") as file:
+        rows = file.read().splitlines()
+    assert len(rows) == 1797
+    for changed, saying in [
+        ([], "0 rows instead of 1797"),
+        (rows[:-1], "1796 rows instead of 1797"),
+        (rows + rows[:1], "1798 rows instead of 1797"),
+        (rows[:9] + [rows[9][:-8]] + rows[10:], ":10: "),
+        (rows[:9] + [rows[9] + ",1"] + rows[10:], ":10: a row has 65 values"),
+        (rows[:9] + ["17" + rows[9][1:]] + rows[10:], ":10: value 1 of 65 is not a number from 0 to 16"),
+        (rows[:9] + ["x" + rows[9][1:]] + rows[10:], ":10: value 1 of 65"),
+        (rows[:9] + [""] + rows[10:], ":10: value 1 of 65"),
+        (["1" + rows[0][1:]] + rows[1:], "not those published"),
+        (rows[1:2] + rows[:1] + rows[2:], "not those published"),
+    ]:
+        with tempfile.NamedTemporaryFile("w", suffix=".csv", encoding="ascii") as file:
+            file.write("".join(row + "\n" for row in changed))
+            file.flush()
+            mlp.refuses("--data", file.name, saying=saying)
+
+
+def accuracy(mlp):
+    for precision in ("fp32", "bf16", "bf16-fp32-grads"):
+        reached = [mlp.train("--precision", precision, "--seed", str(seed))[1] for seed in (1, 2, 3)]
+        print(precision, reached)
+        assert sum(reached) / 3 >= 97.0, f"{precision}: {reached}"
+
+
+def sharding(mlp):
+    ranks = str(min(4, mlp.gpus()))
+    combinations = [("adamw", "fp32"), ("sgd", "bf16"), ("adam", "bf16-fp32-grads")]
+    shardings = {
+        "--zero 0": ("1024",), "--sharding flat": ("1", "5000", "1000000"), "--sharding per-parameter": ("1", "5000", "1000000"),
+    }
+    for optimizer, precision in combinations:
+        hashes = {}
+        for chosen, sizes in shardings.items():
+            for size in sizes:
+                arguments = ["--optimizer", optimizer, "--precision", precision, "--reduction", "ordered", "--ranks", ranks,
+                             "--layers", "64,37,21,10", "--epochs", "1", "--clip", "0.7", *chosen.split(), "--bucket-bytes", size]
+                if mlp.backend == "cuda":
+                    arguments += ["--batch", "240"]
+                hashes[" ".join(arguments)] = mlp.hash(*arguments)
+        all_equal(hashes)
+    if mlp.backend == "host":
+        all_equal({chosen: mlp.hash("--epochs", "2", *chosen.split()) for chosen in ("--zero 0", "--zero 1")})
+
+
+def micro_batches(mlp):
+    gpus = mlp.gpus()
+    common = ["--epochs", "1", "--batch", "50" if mlp.backend == "host" else "240", "--reduction", "ordered", "--clip", "0.7"]
+    for ranks in (1, 2, 4):
+        if 2 * ranks > gpus:
+            print(f"{ranks} ranks with two micro-batches: not compared, there are only {gpus} GPUs")
+            continue
+        for optimizer in ("adamw", "sgd"):
+            all_equal({
+                f"{r} ranks with {m}": mlp.hash(*common, "--optimizer", optimizer, "--ranks", str(r), "--micro-batches", str(m))
+                for r, m in ((ranks, 2), (2 * ranks, 1))
+            })
+
+
+def csv_rows(mlp):
+    with tempfile.TemporaryDirectory() as folder:
+        name = os.path.join(folder, "steps.csv")
+        arguments = ["--epochs", "2", "--warmup", "4", "--schedule", "linear", "--lr", "0.01"]
+        plain = mlp.hash(*arguments)
+        assert mlp.hash(*arguments, "--csv", name) == plain, "the table changes the training"
+        with open(name, encoding="ascii") as file:
+            rows = list(csv.DictReader(file))
+    steps = 2 * (1437 // 64)
+    assert list(rows[0]) == ["iteration", "loss", "lr", "norm"], rows[0]
+    assert [int(row["iteration"]) for row in rows] == list(range(1, steps + 1))
+    for at, row in enumerate(rows):
+        factor = (at + 1) / 4 if at < 4 else 1 - (at - 4) / (steps - 4)
+        assert abs(float(row["lr"]) - 0.01 * factor) < 1e-8, (at, row)
+        assert float(row["norm"]) > 0, row
+    assert 2.0 < float(rows[0]["loss"]) < 3.0 and float(rows[-1]["loss"]) < 1.0, (rows[0], rows[-1])
+
+
+def output(mlp):
+    lines, _, _ = mlp.train("--ranks", "2", "--epochs", "1", "--batch", "240")
+    assert not any("\r" in line or "\x1b" in line for line in lines), lines
+    assert sum(line.startswith("epoch 1/1  loss ") for line in lines) == 1, lines
+    owned = 0
+    for rank in (0, 1):
+        size = re.compile(
+            rf"\[ZeRO sharding\] Size of optimizer params per rank: 0\.04 MiB \(rank {rank} owns ([\d,]+) of 9,610 parameters, "
+            r"\d+\.\d %; unsharded 0\.07 MiB\)")
+        matches = [match for line in lines if (match := size.fullmatch(line))]
+        assert len(matches) == 1, lines
+        owned += int(matches[0][1].replace(",", ""))
+        for moment in ("before", "after"):
+            pattern = rf"\[rank {rank}\] {moment} allocation: (host|device) memory in use \d+\.\d\d MiB"
+            assert sum(re.match(pattern, line) is not None for line in lines) == 1, lines
+    assert owned == 9610, owned
+    whole, _, _ = mlp.train("--ranks", "2", "--epochs", "1", "--batch", "240", "--zero", "0")
+    assert any("rank 1 owns 9,610 of 9,610 parameters, 100.0 %" in line for line in whole), whole
+
+
+def settings(mlp):
+    short = ["--epochs", "1"]
+    hashes = {"default": mlp.hash(*short)}
+    assert mlp.hash(*short) == hashes["default"], "the same command gave other weights"
+    for changed in (
+        "--seed 2", "--lr 0.02", "--weight-decay 0.5", "--beta1 0.8", "--beta2 0.9", "--eps 0.1", "--optimizer adam",
+        "--optimizer sgd", "--optimizer sgd --momentum 0.5", "--optimizer sgd --dampening 0.5", "--optimizer sgd --nesterov",
+        "--optimizer sgd --weight-decay 0.1", "--optimizer sgd --momentum 0", "--schedule linear", "--schedule constant",
+        "--warmup 9", "--clip 0.5", "--precision bf16", "--precision bf16-fp32-grads", "--batch 32", "--layers 64,10",
+        "--layers 64,128,64,10", "--ranks 3",
+    ):
+        hashes[changed] = mlp.hash(*short, *changed.split())
+    assert len(set(hashes.values())) == len(hashes), hashes
+    assert "usage: mlp" in mlp.run("--help").stdout
+
+
+CASES = {case.__name__: case for case in (bad_input, accuracy, sharding, micro_batches, output, settings)} | {"csv": csv_rows}
+
+if __name__ == "__main__":
+    CASES[sys.argv[1]](Mlp(sys.argv[2], sys.argv[3:]))
