@@ -277,12 +277,54 @@ class Cuda {
       case Dtype::fp16:
         return sum_typed<fp16>(own, received, count, rank, world, stream);
       default:
-        throw std::invalid_argument("shardopt: ordered sums take fp32, bf16 and fp16, not " +
-                                    std::string(name_of(type)));
+        throw_not_summable(type);
     }
   }
 
+  /// Device memory to device memory, of peers too.
+  void copy(void* to, const void* from, std::int64_t bytes, Stream stream) const {
+    if (bytes == 0) return;
+    const CudaDeviceGuard guard(ordinal_);
+    throw_if_failed(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream),
+                    "cudaMemcpyAsync");
+  }
+
+  /// to[i] = sum over ranks in the fixed order. @param sources  one buffer a rank; `to` may be one of them
+  /// @throws std::invalid_argument for a type that is not fp32, bf16 or fp16
+  void sum_sources(Dtype type, const detail::Sources& sources, int world, void* to, std::int64_t count,
+                   Stream stream) const {
+    if (count == 0) return;
+    const auto run = [&](auto* typed) {
+      using T = std::remove_pointer_t<decltype(typed)>;
+      launch(detail::sum_sources_kernel<T>, blocks_for(count), detail::block_threads, stream, sources, world,
+             typed, count);
+    };
+    switch (type) {
+      case Dtype::fp32:
+        return run(static_cast<float*>(to));
+      case Dtype::bf16:
+        return run(static_cast<bf16*>(to));
+      case Dtype::fp16:
+        return run(static_cast<fp16*>(to));
+      default:
+        throw_not_summable(type);
+    }
+  }
+
+  /// to[i] = sum over ranks of integers. @pre count <= 256
+  void sum_words(const detail::Sources& sources, int world, std::int64_t* to, std::int64_t count,
+                 Stream stream) const {
+    if (count == 0) return;
+    launch(detail::sum_words_kernel<unsigned long long>, 1, detail::block_threads, stream, sources, world,
+           reinterpret_cast<unsigned long long*>(to), count);
+  }
+
  private:
+  [[noreturn]] static void throw_not_summable(Dtype type) {
+    throw std::invalid_argument("shardopt: ordered sums take fp32, bf16 and fp16, not " +
+                                std::string(name_of(type)));
+  }
+
   /// Enough to fill any GPU; kernels go on in strides. The number changes no bit.
   static constexpr std::int64_t most_blocks = 2048;
 

@@ -145,4 +145,46 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
+/// Ranks whose addresses fit in a kernel's arguments.
+inline constexpr int most_sources = 64;
+
+/// One buffer a rank, all readable from one device.
+struct Sources {
+  const void* addresses[most_sources];
+};
+
+/// Where a rank's contribution to one element is: in its own buffer.
+template <class T>
+struct LoadSource {
+  const Sources& sources;
+  std::int64_t at;
+
+  SHARDOPT_HD float operator()(int source) const {
+    return to_float(static_cast<const T*>(sources.addresses[source])[at]);
+  }
+};
+
+/// to[i] = sum over ranks by the fixed tree, in fp32, rounded once; `to` may be one of the sources.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    sum_sources_kernel(const __grid_constant__ Sources sources, int world, T* to, std::int64_t count) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block_threads;
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x; at < count;
+       at += step) {
+    to[at] = from_float<T>(sum_over_ranks<7, float>(world, LoadSource<T>{sources, at}));
+  }
+}
+
+/// to[i] = sum over ranks of integers, modulo 2^64.
+template <class Word>
+__global__ void __launch_bounds__(block_threads)
+    sum_words_kernel(const __grid_constant__ Sources sources, int world, Word* to, std::int64_t count) {
+  const std::int64_t at = threadIdx.x;
+  if (at >= count) return;
+  Word sum = 0;
+  for (int source = 0; source < world; ++source)
+    sum += static_cast<const Word*>(sources.addresses[source])[at];
+  to[at] = sum;
+}
+
 }  // namespace shardopt::inline v0::detail
