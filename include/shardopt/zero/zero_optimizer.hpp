@@ -176,6 +176,7 @@ class ZeroOptimizer {
   /// the host, is done on return).
   /// @throws std::invalid_argument for options that are not finite; nothing was enqueued
   StepTicket step(const StepOptions& options, Stream stream) {
+    require_working();
     validate(options);
     if (reduced_) throw std::logic_error("shardopt: step after reduce(); call apply() or discard()");
     static_cast<void>(reduce(options, stream));
@@ -213,6 +214,7 @@ class ZeroOptimizer {
   /// Second half: updates and gathers, unless the step is skipped.
   /// @throws std::logic_error without reduce() before
   StepTicket apply(const StepOptions& options, Stream stream) {
+    require_working();
     validate(options);
     return finish(options, stream, false);
   }
@@ -723,13 +725,22 @@ class ZeroOptimizer {
     } catch (Error& error) {
       error.add_context(text_of_failure(call));
       broken_ = std::current_exception();
-      throw;
+      give_up(error.what());
     } catch (const std::exception& error) {
-      broken_ = std::make_exception_ptr(Error(std::string(error.what()) + "; " + text_of_failure(call)));
+      const std::string text = std::string(error.what()) + "; " + text_of_failure(call);
+      broken_ = std::make_exception_ptr(Error(text));
+      give_up(text);
     } catch (...) {
-      broken_ = std::make_exception_ptr(Error("shardopt: an unknown exception; " + text_of_failure(call)));
+      const std::string text = "shardopt: an unknown exception; " + text_of_failure(call);
+      broken_ = std::make_exception_ptr(Error(text));
+      give_up(text);
     }
     std::rethrow_exception(broken_);
+  }
+
+  /// Lets the other ranks know that this one goes no further.
+  void give_up(const std::string& text) {
+    if constexpr (requires { comm_.abort(text); }) comm_.abort(text);
   }
 
   [[nodiscard]] std::string text_of_failure(std::string_view call) const {
