@@ -89,7 +89,8 @@ class ZeroOptimizer {
   /// the same kind
   /// @param memory  what the library is to use instead of allocating
   /// @param stream  has written the parameters; the optimizer's first work is ordered behind it
-  /// @throws std::invalid_argument for a mistake of the caller; nothing was enqueued
+  /// @throws std::invalid_argument for a mistake of the caller; nothing of the engine's was touched, and the
+  /// other ranks get a CollectiveError
   /// @throws CollectiveError on every rank if ranks disagree about the set-up or the initial parameters
   template <class Buffers>
   ZeroOptimizer(const ParameterTable& table, const Config& config, Comm comm, const Buffers& buffers,
@@ -97,17 +98,23 @@ class ZeroOptimizer {
       : comm_(std::move(comm)),
         table_(table),
         config_(config),
-        prepared_(table_, config_, {comm_.rank(), comm_.world()},
-                  std::holds_alternative<StateBuffers>(memory)),
-        buffers_(table_, converted(buffers)) {
+        prepared_(detail::set_up(comm_,
+                                 [&] {
+                                   return Prepared(table_, config_, {comm_.rank(), comm_.world()},
+                                                   std::holds_alternative<StateBuffers>(memory));
+                                 })),
+        buffers_(detail::set_up(
+            comm_, [&] { return detail::EngineBuffers<Param, Grad>(table_, converted(buffers)); })) {
     require_types<Buffers>();
     const StateBuffers* adopted = std::get_if<StateBuffers>(&memory);
     const Arena* arena = std::get_if<Arena>(&memory);
-    if (adopted != nullptr) require_states(*adopted);
-    attach_memory(arena != nullptr     ? *arena
-                  : adopted != nullptr ? adopted->scratch
-                                       : Arena{},
-                  adopted, arena != nullptr);
+    detail::set_up(comm_, [&] {
+      if (adopted != nullptr) require_states(*adopted);
+      attach_memory(arena != nullptr     ? *arena
+                    : adopted != nullptr ? adopted->scratch
+                                         : Arena{},
+                    adopted, arena != nullptr);
+    });
     try {
       start(stream, adopted == nullptr || adopted->initialize);
     } catch (...) {
