@@ -20,11 +20,18 @@ class Memory {
   explicit Memory(std::int64_t bytes) {
     so::throw_if_failed(cudaMalloc(&address_, static_cast<std::size_t>(bytes)), "cudaMalloc");
     so::throw_if_failed(cudaMemset(address_, 0, static_cast<std::size_t>(bytes)), "cudaMemset");
+    so::throw_if_failed(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // whatever stream comes next
   }
   Memory(Memory&& other) noexcept : address_(std::exchange(other.address_, nullptr)) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory() { static_cast<void>(cudaFree(address_)); }
+
+  /// Copies from the host, and waits.
+  void upload(const void* from, std::size_t bytes) {
+    so::throw_if_failed(cudaMemcpy(address_, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    so::throw_if_failed(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
 
   template <class T>
   [[nodiscard]] T* as() const noexcept {
@@ -60,9 +67,7 @@ template <class Param, class Grad>
   so::detail::append_tiles(so::detail::Segment{.flat = {0, elements}}, parameters, gradients, 0, tiles);
   count = static_cast<std::int64_t>(tiles.size());
   Memory memory(count * static_cast<std::int64_t>(sizeof(so::Tile)));
-  so::throw_if_failed(
-      cudaMemcpy(memory.as<void>(), tiles.data(), tiles.size() * sizeof(so::Tile), cudaMemcpyHostToDevice),
-      "cudaMemcpy");
+  memory.upload(tiles.data(), tiles.size() * sizeof(so::Tile));
   return memory;
 }
 
@@ -89,12 +94,8 @@ class Update {
       states_.emplace_back(stateful_ ? elements * 4 : 4);
     const Constants constants = rule.constants({.lr_factor = 1.0f, .update = 1});
     const so::StepVerdict verdict{.gradient_factor = 1.0f, .go = 1};
-    so::throw_if_failed(
-        cudaMemcpy(constants_.template as<void>(), &constants, sizeof constants, cudaMemcpyHostToDevice),
-        "cudaMemcpy");
-    so::throw_if_failed(
-        cudaMemcpy(verdict_.template as<void>(), &verdict, sizeof verdict, cudaMemcpyHostToDevice),
-        "cudaMemcpy");
+    constants_.upload(&constants, sizeof constants);
+    verdict_.upload(&verdict, sizeof verdict);
   }
 
   void launch(cudaStream_t stream) const {
