@@ -158,6 +158,7 @@ class ZeroOptimizer {
   /// the host, is done on return).
   /// @throws std::invalid_argument for options that are not finite; nothing was enqueued
   StepTicket step(const StepOptions& options, Stream stream) {
+    require_working();
     validate(options);
     if (reduced_) throw std::logic_error("shardopt: step after reduce(); call apply() or discard()");
     reduce(options, stream);
