@@ -256,6 +256,5 @@ TEST_CASE("verify_parameters finds a parameter that one rank changed behind the 
     if (odd) engine.parameters[1076] = 3.0f;
     engine.optimizer.verify_parameters();
   });
-  REQUIRE(all_same(messages));
-  CHECK(messages[0].find("'p1'") != std::string::npos);
+  for (const std::string& message : messages) CHECK(message.find("ranks hold different values of parameter 'p1'") != std::string::npos);
 }

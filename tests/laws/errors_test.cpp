@@ -34,7 +34,7 @@ std::vector<BadCall<Optimizer>> bad_calls_between_steps() {
       {"an unknown id", [](Optimizer& o) { o.gradient_ready(so::ParameterId{9}, {}); }, "no parameter has the id 9"},
       {"an unknown id among known ones",
        [](Optimizer& o) {
-         const std::vector<so::ParameterId> ids{{0}, {1}, {9}};
+         const std::vector<so::ParameterId> ids{{0}, {2}, {9}};
          o.gradient_ready(ids, {});
        },
        "no parameter has the id 9"},
