@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 /// The rules again, as plain loops' bodies: once with floats and the roundings that the rules promise, once with doubles
 /// by the definition.
@@ -22,8 +23,6 @@ struct PlainRule<so::BasicAdam<style, amsgrad>> {
 
   static float update(const Rule& rule, double lr_factor, std::int64_t t, float param, float grad, float* state) {
     const double rate = rule.lr * lr_factor;
-    const auto weight1 = static_cast<float>(1 - rule.beta1);
-    const auto weight2 = static_cast<float>(1 - rule.beta2);
     const auto root_factor = static_cast<float>(1 / std::sqrt(1 - std::pow(rule.beta2, static_cast<double>(t))));
     const auto step = static_cast<float>(-(rate / (1 - std::pow(rule.beta1, static_cast<double>(t)))));
     float g = rule.maximize ? -grad : grad;
@@ -32,9 +31,8 @@ struct PlainRule<so::BasicAdam<style, amsgrad>> {
     } else {
       param = std::fma(static_cast<float>(-(rate * rule.weight_decay)), param, param);
     }
-    state[0] = std::fma(weight1, g, std::fma(-weight1, state[0], state[0]));
-    const float weighted = weight2 * g;
-    state[1] = std::fma(weighted, g, std::fma(-weight2, state[1], state[1]));
+    state[0] = blended(state[0], g, rule.beta1);
+    state[1] = blended(state[1], std::fmin(g * g, std::numeric_limits<float>::max()), rule.beta2);
     float square = state[1];
     if constexpr (amsgrad) {
       if (state[2] < square) state[2] = square;
@@ -42,6 +40,12 @@ struct PlainRule<so::BasicAdam<style, amsgrad>> {
     }
     const float quotient = state[0] / std::fma(std::sqrt(square), root_factor, static_cast<float>(rule.eps));
     return std::fma(step, quotient, param);
+  }
+
+  /// A mean that decays by beta, after it has taken in a value.
+  static float blended(float mean, float value, double beta) {
+    if (beta < 0.5) return std::fma(static_cast<float>(beta), mean - value, value);
+    return std::fma(static_cast<float>(1 - beta), value - mean, mean);
   }
 
   static double update(const Rule& rule, double lr_factor, std::int64_t t, double param, double grad, double* state) {

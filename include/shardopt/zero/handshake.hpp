@@ -49,7 +49,7 @@ template <class Message>
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
       if (texts[rank] == text) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     }
-    result += (result.empty() ? "rank " : "; rank ") + ranks + ": " + quoted(text);
+    result += (result.empty() ? "rank " : "; rank ") + ranks + ": " + detail::quoted(text);
   }
   return result;
 }
