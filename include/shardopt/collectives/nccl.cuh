@@ -264,19 +264,19 @@ class Nccl {
 
   /// Makes one call of NCCL, and watches for its end.
   template <class Body>
-  void enqueue(const char* name, const Body& body) {
+  void enqueue(const char* call, const Body& body) {
     const CudaDeviceGuard guard(device_.ordinal());
-    handle_->settle(body(handle_->get()), name);
+    handle_->settle(body(handle_->get()), call);
     handle_->track(stream_);
   }
 
   /// Calls for every block that is not empty, as one NCCL group.
   template <class Body>
-  void enqueue_blocks(const char* name, void* base, BlockLayout blocks, Dtype type, const Body& body) {
+  void enqueue_blocks(const char* call, void* base, BlockLayout blocks, Dtype type, const Body& body) {
     enqueue_group([&](ncclComm_t comm) {
       for (int root = 0; root < world_; ++root) {
         const Range block = blocks.block(root);
-        if (!block.empty()) require_queued(body(at(base, block.begin, type), size(block), root, comm), name);
+        if (!block.empty()) require_queued(body(at(base, block.begin, type), size(block), root, comm), call);
       }
     });
   }
@@ -298,8 +298,8 @@ class Nccl {
   }
 
   /// Inside a group nothing has begun yet, whatever the communicator's mode.
-  void require_queued(ncclResult_t status, const char* name) const {
-    if (status != ncclInProgress) shardopt::throw_if_failed(status, name, comm_);
+  void require_queued(ncclResult_t status, const char* call) const {
+    if (status != ncclInProgress) shardopt::throw_if_failed(status, call, comm_);
   }
 
   void reduce_scatter_ordered(void* base, BlockLayout blocks, Dtype type, void* workspace) {
