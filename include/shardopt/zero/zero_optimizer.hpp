@@ -273,7 +273,7 @@ class ZeroOptimizer {
     }
     config_.groups[index].rule = rule;
     rules_digest_ = detail::digest_of_rules(config_.groups);
-    guarded("set_rule", [&] { comm_.device().invoke(AssignRule{rules_ + index, rule}, stream); });
+    guarded("set_rule", [&] { comm_.device().invoke(detail::AssignRule<Rule>{rules_ + index, rule}, stream); });
   }
 
   /// A group's hyper-parameters as the next step uses them. @throws std::invalid_argument for an unknown
@@ -365,12 +365,6 @@ class ZeroOptimizer {
       for (const auto& group : config.groups) result.push_back(group.name);
       return result;
     }
-  };
-
-  struct AssignRule {
-    Rule* to;
-    Rule rule;
-    SHARDOPT_HD void operator()() const { *to = rule; }
   };
 
   template <class P, class G>
