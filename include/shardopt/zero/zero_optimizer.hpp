@@ -644,7 +644,7 @@ class ZeroOptimizer {
                                                .verdict = &state_->verdict,
                                                .stateful = prepared_.stateful};
     if (prepared_.stateful) {
-      for (std::size_t k = 0; k < state_count<Rule>; ++k) arguments.states[k] = state_buffers_[k];
+      for (std::size_t k = 0; k != state_count<Rule>; ++k) arguments.states[k] = state_buffers_[k];
     }
     return arguments;
   }
