@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <catch2/catch_test_macros.hpp>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -24,13 +23,6 @@ inline void succeed(cudaError_t status) {
 }
 inline void succeed(ncclResult_t status) {
   if (status != ncclSuccess) throw std::runtime_error(std::string("the test's own call: ") + ncclGetErrorString(status));
-}
-
-/// Skips the test case where there are fewer GPUs.
-inline void require_devices(int wanted) {
-  int found = 0;
-  static_cast<void>(cudaGetDeviceCount(&found));
-  if (found < wanted) SKIP("needs " << wanted << " GPUs, there are " << found);
 }
 
 /// A stream of the current device that waits for no other.

@@ -302,7 +302,7 @@ class ZeroOptimizer {
     }
     config_.groups[index].rule = rule;
     rules_digest_ = detail::digest_of_rules(config_.groups);
-    guarded("set_rule", [&] { comm_.device().invoke(AssignRule{rules_ + index, rule}, stream); });
+    guarded("set_rule", [&] { comm_.device().invoke(detail::AssignRule<Rule>{rules_ + index, rule}, stream); });
   }
 
   /// A group's hyper-parameters as the next step uses them. @throws std::invalid_argument for an unknown
@@ -394,12 +394,6 @@ class ZeroOptimizer {
       for (const auto& group : config.groups) result.push_back(group.name);
       return result;
     }
-  };
-
-  struct AssignRule {
-    Rule* to;
-    Rule rule;
-    SHARDOPT_HD void operator()() const { *to = rule; }
   };
 
   template <class P, class G>
@@ -685,7 +679,7 @@ class ZeroOptimizer {
                                                .verdict = &state_->verdict,
                                                .stateful = prepared_.stateful};
     if (prepared_.stateful) {
-      for (std::size_t k = 0; k < state_count<Rule>; ++k) arguments.states[k] = state_buffers_[k];
+      for (std::size_t k = 0; k != state_count<Rule>; ++k) arguments.states[k] = state_buffers_[k];
     }
     return arguments;
   }

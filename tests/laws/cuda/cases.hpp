@@ -160,6 +160,10 @@ template <class Case>
 template <class Case>
 [[nodiscard]] Outcome run_on_solo_cuda(const Workload& workload);
 
+/// All ranks on one GPU.
+template <class Case>
+[[nodiscard]] Outcome run_on_threads_cuda(const Workload& workload);
+
 // clang-format off
 #define SHARDOPT_TEST_CASES_FP32(X)                             \
   X(AdamW, so::AdamW, so::FlatSharding, Fp32)                   \

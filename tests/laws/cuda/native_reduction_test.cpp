@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <laws/cuda/case_list.hpp>
-#include <support/cuda_ranks.hpp>
+#include <support/require_devices.hpp>
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>

@@ -6,6 +6,7 @@
 #include <shardopt/zero/zero_optimizer.hpp>
 
 #include <algorithm>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -79,7 +80,8 @@ class RankRun {
     if (adopted) {
       so::StateBuffers states;
       for (const auto& buffer : plan.buffers) {
-        buffers.push_back(std::make_unique<Guarded<Engine>>(engine_, buffer.bytes, false, 4));
+        buffers.push_back(std::make_unique<Guarded<Engine>>(engine_, buffer.bytes, false,
+                                                             static_cast<std::int64_t>(4 * (1 + buffers.size()))));
         states.buffers.emplace_back(buffer.name, static_cast<float*>(buffers.back()->data()));
       }
       states.scratch = so::Arena{device.data(), pinned.data()};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <laws/cuda/case_list.hpp>
-#include <support/cuda_ranks.hpp>
+#include <support/require_devices.hpp>
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -56,6 +56,16 @@ TEST_CASE("A world of one on a GPU gives the host's bits, by NCCL and without", 
   const Outcome solo = run_on_solo_cuda<Sign>(w);
   CHECK(difference(run_on_host<Sign>(w), solo, Sign::types) == "");
   CHECK(difference(run_on_nccl<Sign>(w), solo, Sign::types) == "");
+}
+
+TEST_CASE("Ranks that share one GPU give the host's bits", "[laws][cuda][law3][law5]") {
+  require_devices(1);
+  const int world = GENERATE(3, 8);
+  const Workload w = varied(awkward(world), static_cast<std::size_t>(world));
+  using Sign = Case<SignRule, so::PerParameterSharding, Bf16Fp32>;
+  const Outcome cuda = run_on_threads_cuda<Sign>(w);
+  CHECK(difference(run_on_host<Sign>(w), cuda, Sign::types) == "");
+  CHECK(foreign_writes(w, cuda, Sign::types) == "");
 }
 
 TEST_CASE("Non-finite gradients that the engine lets through give NaNs where the host has them", "[laws][cuda][law3]") {

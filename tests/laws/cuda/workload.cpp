@@ -59,6 +59,7 @@ std::string compare_results(const so::StepResult& a, const so::StepResult& b) {
   if (!same(a.clip_factor, b.clip_factor)) text << " clip_factor " << a.clip_factor << " and " << b.clip_factor;
   if (a.non_finite != b.non_finite) text << " non_finite " << a.non_finite << " and " << b.non_finite;
   if (a.skipped != b.skipped) text << " skipped " << a.skipped << " and " << b.skipped;
+  if (!same(a.loss_scale, b.loss_scale)) text << " loss_scale " << a.loss_scale << " and " << b.loss_scale;
   if (a.inputs_differ != b.inputs_differ) text << " inputs_differ " << a.inputs_differ << " and " << b.inputs_differ;
   return text.str();
 }

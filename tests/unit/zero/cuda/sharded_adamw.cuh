@@ -4,6 +4,7 @@
 #include <shardopt/cuda.cuh>
 #include <support/cuda_calls.hpp>
 #include <support/cuda_ranks.hpp>
+#include <support/require_devices.hpp>
 
 #include <cstdint>
 #include <condition_variable>
