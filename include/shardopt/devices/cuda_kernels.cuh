@@ -44,7 +44,7 @@ template <class Grad>
 __global__ void __launch_bounds__(block_threads)
     add_squares_kernel(const Tile* tiles, std::int64_t tile_count, unsigned long long* limbs,
                        unsigned long long* non_finite) {
-  constexpr int words = exact_sum::limbs + 1;
+  constexpr int words = exact_sum::Squares::limbs + 1;
   __shared__ unsigned long long collected[words];
   if (threadIdx.x < words) collected[threadIdx.x] = 0;
   __syncthreads();
@@ -59,17 +59,18 @@ __global__ void __launch_bounds__(block_threads)
     const std::uint32_t left = warp == 0 ? first : tile.count - begin;
     const std::uint32_t count = left < grain_elements ? left : static_cast<std::uint32_t>(grain_elements);
     const double sum = grain_squares_by_warp(static_cast<const Grad*>(tile.gradient) + begin, count, bad);
-    const exact_sum::Addend addend = exact_sum::split(sum);
+    const exact_sum::Addend addend = exact_sum::Squares::split(sum);
     const std::uint32_t lane = threadIdx.x % 32;
     if (lane < 3 && sum != 0.0) {
       const std::uint32_t part = lane == 0 ? addend.parts[0] : lane == 1 ? addend.parts[1] : addend.parts[2];
       atomicAdd(&collected[addend.first + static_cast<int>(lane)], static_cast<unsigned long long>(part));
     }
   }
-  if (bad != 0) atomicAdd(&collected[exact_sum::limbs], static_cast<unsigned long long>(bad));
+  if (bad != 0) atomicAdd(&collected[exact_sum::Squares::limbs], static_cast<unsigned long long>(bad));
   __syncthreads();
   if (threadIdx.x >= words || collected[threadIdx.x] == 0) return;
-  atomicAdd(threadIdx.x < exact_sum::limbs ? limbs + threadIdx.x : non_finite, collected[threadIdx.x]);
+  atomicAdd(threadIdx.x < exact_sum::Squares::limbs ? limbs + threadIdx.x : non_finite,
+            collected[threadIdx.x]);
 }
 
 /// staging[state index] = element, a block a tile.
@@ -142,6 +143,48 @@ __global__ void __launch_bounds__(block_threads)
     own[at] =
         from_float<T>(sum_over_ranks<12, float>(world, LoadReceived<T>{own, received, count, at, rank}));
   }
+}
+
+/// Ranks whose addresses fit in a kernel's arguments.
+inline constexpr int most_sources = 64;
+
+/// One buffer a rank, all readable from one device.
+struct Sources {
+  const void* addresses[most_sources];
+};
+
+/// Where a rank's contribution to one element is: in its own buffer.
+template <class T>
+struct LoadSource {
+  const Sources& sources;
+  std::int64_t at;
+
+  SHARDOPT_HD float operator()(int source) const {
+    return to_float(static_cast<const T*>(sources.addresses[source])[at]);
+  }
+};
+
+/// to[i] = sum over ranks by the fixed tree, in fp32, rounded once; `to` may be one of the sources.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    sum_sources_kernel(const __grid_constant__ Sources sources, int world, T* to, std::int64_t count) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block_threads;
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x; at < count;
+       at += step) {
+    to[at] = from_float<T>(sum_over_ranks<7, float>(world, LoadSource<T>{sources, at}));
+  }
+}
+
+/// to[i] = sum over ranks of integers, modulo 2^64.
+template <class Word>
+__global__ void __launch_bounds__(block_threads)
+    sum_words_kernel(const __grid_constant__ Sources sources, int world, Word* to, std::int64_t count) {
+  const std::int64_t at = threadIdx.x;
+  if (at >= count) return;
+  Word sum = 0;
+  for (int source = 0; source < world; ++source)
+    sum += static_cast<const Word*>(sources.addresses[source])[at];
+  to[at] = sum;
 }
 
 }  // namespace shardopt::inline v0::detail

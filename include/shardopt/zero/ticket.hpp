@@ -20,6 +20,9 @@ class TicketSource {
  public:
   virtual ~TicketSource() = default;
   virtual StepResult collect(std::int64_t sequence) = 0;
+
+  /// The number of a ticket that a captured step gives.
+  static constexpr std::int64_t captured = -1;
 };
 
 }  // namespace detail
@@ -34,6 +37,7 @@ class StepTicket {
   /// Waits until the device has decided the step (on CUDA: the only wait there is) and gives its result. May
   /// be called again.
   /// @throws Error if 64 later tickets have been issued, or the optimizer is gone
+  /// @throws Error if the step was skipped though the loss scale stood at its minimum
   [[nodiscard]] StepResult get() const { return source_->collect(sequence_); }
 
  private:
@@ -72,6 +76,9 @@ class TicketRing final : public TicketSource {
 
   [[nodiscard]] StepResult collect(std::int64_t sequence) override {
     if (results_ == nullptr) throw Error("shardopt: the optimizer that issued this ticket is gone");
+    if (sequence == captured) {
+      throw Error("shardopt: a captured step has no result of its own; ask last_result() after a replay");
+    }
     const Entry& entry = entries_[at(sequence)];
     if (entry.sequence != sequence) {
       throw Error("shardopt: this ticket is too old: " + std::to_string(slots) +
@@ -79,6 +86,11 @@ class TicketRing final : public TicketSource {
     }
     device_.synchronize(entry.written);
     const StepResult result = results_[at(sequence)];
+    if (result.loss_scale_exhausted) {
+      throw Error("shardopt: the gradient is not finite at the smallest loss scale, " +
+                  std::to_string(result.loss_scale) + " (iteration " + std::to_string(result.iteration) +
+                  ")");
+    }
     if (result.skipped && observer_ != nullptr) observer_->step_skipped(result);
     return result;
   }

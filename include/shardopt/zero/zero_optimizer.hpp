@@ -13,6 +13,7 @@
 #include <shardopt/zero/owned_memory.hpp>
 #include <shardopt/zero/parameter_gatherer.hpp>
 #include <shardopt/zero/setup_digest.hpp>
+#include <shardopt/zero/step_control.hpp>
 #include <shardopt/zero/step_memory.hpp>
 #include <shardopt/zero/ticket.hpp>
 
@@ -160,7 +161,7 @@ class ZeroOptimizer {
   StepTicket step(const StepOptions& options, Stream stream) {
     validate(options);
     if (reduced_) throw std::logic_error("shardopt: step after reduce(); call apply() or discard()");
-    reduce(options, stream);
+    static_cast<void>(reduce(options, stream));
     return apply(options, stream);
   }
 
@@ -171,21 +172,24 @@ class ZeroOptimizer {
     require_working();
     validate(options);
     if (reduced_) throw std::logic_error("shardopt: reduce after reduce(); call apply() or discard()");
+    require_capturable(options, stream);
     return guarded("reduce", [&] {
       const Device& device = comm_.device();
       reducer_->announce_rest(stream, device);
       reduce_whole_buckets();
       position_ = "the all-reduce of the norm";
-      device.invoke(detail::OpenStep{state_, inputs(options)}, comm_.stream());
+      const detail::StepInputs in = inputs(options, stream);
+      device.invoke(detail::OpenStep{state_, in}, comm_.stream());
       comm_.all_reduce(state_->words, detail::control_word::count);
       device.record(summed_, comm_.stream());
       device.wait(stream, summed_);
-      device.invoke(detail::MeasureStep{state_, inputs(options), tickets_->claim()}, stream);
-      tickets_->mark(stream);
+      const StepTicket ticket = issue(stream, [&](StepResult* slot) {
+        device.invoke(detail::MeasureStep{state_, in, slot}, stream);
+      });
       device.record(decided_, stream);
       device.wait(comm_.stream(), decided_);
       reduced_ = true;
-      return StepTicket(tickets_, tickets_->last());
+      return ticket;
     });
   }
 
@@ -221,12 +225,39 @@ class ZeroOptimizer {
   void zero_gradients(Stream stream) {
     require_working();
     guarded("zero_gradients", [&] {
-      if (stepped_) comm_.device().wait(stream, updated_);
+      if (stepped_) comm_.device().wait_in_capture(stream, updated_);
       for (const auto& [gradient, count] : gradient_runs_) {
         comm_.device().fill_zero(gradient, count * static_cast<std::int64_t>(sizeof(Grad)), stream);
       }
     });
   }
+
+  /// What replays of a captured step work with from now on: enqueued on `stream`, before the graph's launch
+  /// there. The same values on every rank. Uncaptured steps take theirs from StepOptions.
+  /// @param gradient_scale  a value, or device memory that holds it when the replay runs
+  /// @throws std::invalid_argument for values that are not finite
+  void set_inputs(float lr_factor, GradientScale gradient_scale, Stream stream) {
+    require_working();
+    validate({.lr_factor = lr_factor, .gradient_scale = gradient_scale});
+    guarded("set_inputs", [&] {
+      comm_.device().invoke(detail::SetFactors{state_, detail::factors_of(lr_factor, gradient_scale)},
+                            stream);
+    });
+  }
+
+  /// A ticket for the last step before it on `stream`, replayed ones included.
+  [[nodiscard]] StepTicket last_result(Stream stream) {
+    require_working();
+    return guarded("last_result", [&] {
+      return issue(stream, [&](StepResult* slot) {
+        comm_.device().invoke(detail::ReadResult{state_, slot}, stream);
+      });
+    });
+  }
+
+  /// Where the loss scale of the next step stands: device memory that the engine's backward pass reads,
+  /// behind the last step on its stream. 1 without loss scaling.
+  [[nodiscard]] const float* loss_scale() const noexcept { return &state_->loss_scale.scale; }
 
   /// Replaces a group's hyper-parameters from the next step on. Every rank must do the same: tickets show
   /// where they differ.
@@ -441,6 +472,9 @@ class ZeroOptimizer {
     for (const auto& group : config_.groups) rules.push_back(group.rule);
     device.upload(rules_, rules.data(), static_cast<std::int64_t>(rules.size() * sizeof(Rule)), stream);
     device.fill_zero(state_, sizeof(detail::StepState), stream);
+    device.invoke(detail::InitializeStep{state_, config_.loss_scale.value_or(DynamicLossScale{}),
+                                         config_.loss_scale.has_value()},
+                  stream);
   }
 
   void initialize_states() {
@@ -520,20 +554,19 @@ class ZeroOptimizer {
     }
   }
 
-  [[nodiscard]] detail::StepInputs inputs(const StepOptions& options) const noexcept {
-    Digest digest;
-    digest.add(rules_digest_);
-    digest.add(static_cast<std::uint64_t>(detail::bits_of(options.lr_factor)));
-    digest.add(static_cast<std::uint64_t>(detail::bits_of(options.gradient_scale.value())));
-    return {.lr_factor = options.lr_factor,
-            .gradient_scale = options.gradient_scale.value(),
-            .device_gradient_scale = options.gradient_scale.pointer(),
-            .digest = static_cast<std::uint32_t>(digest.value() & 0xffffffU),
-            .max_norm = config_.max_norm,
-            .clip_epsilon = config_.clip_epsilon,
-            .world = comm_.world(),
-            .non_finite = config_.non_finite,
-            .count_skipped = config_.count_skipped_updates};
+  [[nodiscard]] detail::StepInputs inputs(const StepOptions& options, Stream stream) const {
+    detail::StepInputs in{.factors = detail::factors_of(options.lr_factor, options.gradient_scale),
+                          .factors_on_device = comm_.device().capture_of(stream) != 0,
+                          .rules_digest = rules_digest_,
+                          .max_norm = config_.max_norm,
+                          .clip_epsilon = config_.clip_epsilon,
+                          .world = comm_.world(),
+                          .non_finite = config_.non_finite,
+                          .count_skipped = config_.count_skipped_updates,
+                          .scales_loss = config_.loss_scale.has_value(),
+                          .loss_scale = config_.loss_scale.value_or(DynamicLossScale{})};
+    for (std::size_t k = 0; k < options.scalars.size(); ++k) in.scalars[k] = options.scalars[k];
+    return in;
   }
 
   void reduce_whole_buckets() {
@@ -545,32 +578,67 @@ class ZeroOptimizer {
   StepTicket finish(const StepOptions& options, Stream stream, bool discard) {
     require_working();
     if (!reduced_) throw std::logic_error("shardopt: apply() or discard() without reduce() before");
+    require_capturable(options, stream);
     return guarded(discard ? "discard" : "apply", [&] {
       const Device& device = comm_.device();
-      detail::StepInputs in = inputs(options);
+      detail::StepInputs in = inputs(options, stream);
       in.discard = discard;
       position_ = "the decision";
-      device.invoke(detail::DecideStep<Rule>{state_, in, rules_, constants_,
-                                             static_cast<int>(config_.groups.size()), tickets_->claim()},
-                    stream);
-      tickets_->mark(stream);
-      if (!discard) {
-        for (std::size_t b = 0; b < tiles_.size(); ++b) {
-          position_ = "the update of bucket " + std::to_string(b);
-          if (tiles_[b].updated.count > 0) device.update(update_arguments(tiles_[b].updated), stream);
-          position_ = "the gather of bucket " + std::to_string(b);
-          gatherer_->gather(comm_, b, stream);
-        }
-        gathering_ = true;
-      }
+      const StepTicket ticket = issue(stream, [&](StepResult* slot) {
+        device.invoke(detail::DecideStep<Rule>{state_, in, rules_, constants_,
+                                               static_cast<int>(config_.groups.size()), slot},
+                      stream);
+      });
+      if (!discard) update_and_gather(stream);
       device.record(updated_, stream);
+      if (device.capture_of(stream) != 0) join(stream);
       stepped_ = true;
       reduced_ = false;
       announced_.assign(announced_.size(), false);
       reducer_->restart();
       ++iteration_;
-      return StepTicket(tickets_, tickets_->last());
+      return ticket;
     });
+  }
+
+  void update_and_gather(Stream stream) {
+    for (std::size_t b = 0; b < tiles_.size(); ++b) {
+      position_ = "the update of bucket " + std::to_string(b);
+      if (tiles_[b].updated.count > 0) comm_.device().update(update_arguments(tiles_[b].updated), stream);
+      position_ = "the gather of bucket " + std::to_string(b);
+      gatherer_->gather(comm_, b, stream);
+    }
+    gathering_ = true;
+  }
+
+  /// Brings the collective's stream back into `stream`: a capture must end in the stream that it began in.
+  void join(Stream stream) {
+    comm_.device().record(summed_, comm_.stream());
+    comm_.device().wait(stream, summed_);
+  }
+
+  /// Enqueues what writes a result, by `write(slot)`, and gives its ticket. In a capture there is none: a
+  /// replay cannot know which slot is free.
+  template <class Write>
+  StepTicket issue(Stream stream, const Write& write) {
+    if (comm_.device().capture_of(stream) != 0) {
+      write(static_cast<StepResult*>(nullptr));
+      return StepTicket(tickets_, detail::TicketSource::captured);
+    }
+    write(tickets_->claim());
+    tickets_->mark(stream);
+    return StepTicket(tickets_, tickets_->last());
+  }
+
+  void require_capturable(const StepOptions& options, Stream stream) const {
+    const auto capture = comm_.device().capture_of(stream);
+    if (capture != 0 && (options.lr_factor != 1.0f || options.gradient_scale.value() != 1.0f ||
+                         options.gradient_scale.pointer() != nullptr)) {
+      throw std::invalid_argument(
+          "shardopt: a captured step takes its factors from set_inputs(), called before each replay; "
+          "leave StepOptions' lr_factor and gradient_scale at 1");
+    }
+    if (!reduced_) reducer_->require_capture(capture);
   }
 
   [[nodiscard]] UpdateArguments<Rule, Precision> update_arguments(detail::TileRun tiles) const noexcept {
