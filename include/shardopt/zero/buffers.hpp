@@ -17,6 +17,9 @@ struct FlatBuffers {
   Param* parameters;  ///< device memory of the collective's device
   Grad* gradients;    ///< likewise; must not overlap the parameters
 };
+/// Types from pointers: clang 14 deduces none of an aggregate by itself.
+template <class Param, class Grad>
+FlatBuffers(Param*, Grad*) -> FlatBuffers<Param, Grad>;
 
 /// Says that the table holds the addresses: every parameter has memory of its own. Buckets go through
 /// staging.
