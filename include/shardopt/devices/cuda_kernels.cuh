@@ -31,7 +31,7 @@ __device__ __forceinline__ double grain_squares_by_warp(const Grad* gradient, st
     const float value = to_float(gradient[at]);
     const bool finite = math::is_finite(value);
     non_finite += finite ? 0U : 1U;
-    const double wide = finite ? static_cast<double>(value) : 0.0;
+    const double wide = finite ? math::widen(value) : 0.0;
     sum = math::add(sum, math::mul(wide, wide));
   }
   for (int apart = 16; apart > 0; apart /= 2) sum = math::add(sum, __shfl_xor_sync(0xffffffffU, sum, apart));
