@@ -16,8 +16,8 @@ namespace shardopt::inline v0 {
 
 /// Which process of how many this is, where one process drives one GPU.
 struct ProcessPlace {
-  int rank = 0;
-  int world = 1;
+  int rank = 0;              ///< of this process: 0 .. world - 1
+  int world = 1;             ///< number of processes
   int local_rank = 0;        ///< among the processes of this machine: picks the GPU
   std::string address = {};  ///< of rank 0's machine, empty if the environment does not tell
   int port = 29500;          ///< at which rank 0 hands out the communicator's id
