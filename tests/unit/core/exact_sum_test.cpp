@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch_test_macros.hpp>
+#include <shardopt/core/exact_sum.hpp>
+#include <support/numbers.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace so = shardopt;
+
+namespace {
+
+using Words = std::array<std::int64_t, so::exact_sum::limbs>;
+
+void add(Words& words, double value) {
+  const auto addend = so::exact_sum::split(value);
+  for (int part = 0; part < 3; ++part)
+    words.at(static_cast<std::size_t>(addend.first + part)) += addend.parts[part];
+}
+
+double sum_of(const std::vector<double>& values) {
+  Words words{};
+  for (const double value : values) add(words, value);
+  return so::exact_sum::to_double(words.data());
+}
+
+constexpr double largest = static_cast<double>(std::numeric_limits<float>::max());
+
+}  // namespace
+
+TEST_CASE("One value comes back as it went in, over the whole range of squares of floats", "[core][host]") {
+  CHECK(sum_of({}) == 0);
+  CHECK(sum_of({0.0}) == 0);
+  for (const double value : {0x1p-298, 0x1.8p-297, 1.0, 1e-30, 3.5, 1e30, largest * largest,
+                             256 * largest * largest, 0x1.fffffffffffffp263}) {
+    CAPTURE(value);
+    CHECK(sum_of({value}) == value);
+  }
+  for (int exponent = -298; exponent <= 263; ++exponent) {
+    const double power = std::ldexp(1.0, exponent);
+    if (sum_of({power}) != power) FAIL("2^" << exponent);
+  }
+}
+
+TEST_CASE("A sum is exact until it is rounded once, whatever the order", "[core][host]") {
+  CHECK(sum_of({0x1p100, 0x1p-100, 0x1p47}) == 0x1p100 + 0x1p48);  // just above the tie: up
+  CHECK(sum_of({0x1p100, 0x1p47}) == 0x1p100);                     // a tie goes to even: down
+  CHECK(sum_of({0x1p100 + 0x1p48, 0x1p47}) == 0x1p100 + 0x1p49);   // and up
+  CHECK(sum_of({0x1.fffffffffffffp100, 0x1p47}) == 0x1p101);       // a carry into the next power
+  std::vector<double> values;
+  for (std::uint64_t k = 0; k < 2000; ++k) {
+    const auto word = test::noise(77, k);
+    const float value = static_cast<float>(
+        std::ldexp(static_cast<double>(word % 16777216), static_cast<int>(word >> 32) % 200 - 130));
+    values.push_back(static_cast<double>(value) * static_cast<double>(value));
+  }
+  test::ExactSum expected;
+  for (const double value : values) expected.add(value);
+  CHECK(sum_of(values) == expected.value());
+  std::reverse(values.begin(), values.end());
+  CHECK(sum_of(values) == expected.value());
+  std::sort(values.begin(), values.end());
+  CHECK(sum_of(values) == expected.value());
+}
+
+TEST_CASE(
+    "Words take two thousand million additions of the largest value, and sums of ranks' words are the sum",
+    "[core][host]") {
+  Words words{};
+  add(words, largest * largest);
+  for (std::int64_t& word : words) word *= 2147483647;
+  test::ExactSum expected;
+  for (int bit = 0; bit < 31; ++bit) expected.add(std::ldexp(largest * largest, bit));
+  CHECK(so::exact_sum::to_double(words.data()) == expected.value());
+
+  Words all{};
+  for (int rank = 0; rank < 5; ++rank) {
+    Words mine{};
+    for (std::uint64_t k = 0; k < 100; ++k)
+      add(mine, static_cast<double>(test::noise(rank, k) >> 11) * 0x1p-60);
+    for (std::size_t k = 0; k < all.size(); ++k) all[k] += mine[k];
+  }
+  test::ExactSum together;
+  for (int rank = 0; rank < 5; ++rank) {
+    for (std::uint64_t k = 0; k < 100; ++k)
+      together.add(static_cast<double>(test::noise(rank, k) >> 11) * 0x1p-60);
+  }
+  CHECK(so::exact_sum::to_double(all.data()) == together.value());
+}
