@@ -4,6 +4,7 @@
 /// @file
 /// Everything: shardopt.hpp, and what needs nvcc: CUDA and, where its header is found, NCCL.
 
+#include <shardopt/collectives/threads.cuh>
 #include <shardopt/devices/cuda.cuh>
 #include <shardopt/shardopt.hpp>
 

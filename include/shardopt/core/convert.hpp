@@ -3,7 +3,7 @@
 
 #include <shardopt/core/config.hpp>
 #include <shardopt/core/dtype.hpp>
-#include <shardopt/core/math.hpp>
+#include <shardopt/core/float_bits.hpp>
 
 #include <cstdint>
 #include <cstring>

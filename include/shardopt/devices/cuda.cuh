@@ -5,6 +5,7 @@
 #include <shardopt/core/error.hpp>
 #include <shardopt/devices/cuda_error.cuh>
 #include <shardopt/devices/cuda_kernels.cuh>
+#include <shardopt/devices/cuda_update.cuh>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -66,10 +67,11 @@ class Cuda {
     /// Owns the event from now on.
     explicit Event(cudaEvent_t event) noexcept : event_(event) {}
     /// Moves.
-    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)), capture_(other.capture_) {}
     /// Exchanges the two.
     Event& operator=(Event&& other) noexcept {
       std::swap(event_, other.event_);
+      std::swap(capture_, other.capture_);
       return *this;
     }
     Event(const Event&) = delete;
@@ -81,7 +83,9 @@ class Cuda {
     [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
 
    private:
+    friend class Cuda;
     cudaEvent_t event_ = nullptr;
+    std::uint64_t capture_ = 0;  ///< that the last record was part of
   };
 
   /// As it stands in messages.
@@ -129,6 +133,7 @@ class Cuda {
   /// Marks what the stream holds now.
   void record(Event& event, Stream stream) const {
     const CudaDeviceGuard guard(ordinal_);
+    event.capture_ = capture_of(stream);
     throw_if_failed(cudaEventRecord(event.get(), stream), "cudaEventRecord");
   }
   /// The stream goes on when what the event marks is done.
@@ -136,6 +141,22 @@ class Cuda {
     const CudaDeviceGuard guard(ordinal_);
     throw_if_failed(cudaStreamWaitEvent(stream, event.get(), 0), "cudaStreamWaitEvent");
   }
+  /// Like wait(), but an event of another capture, or of none, orders nothing in this one: replays are
+  /// ordered by the stream that they are launched in, and what was captured is joined to that stream.
+  void wait_in_capture(Stream stream, const Event& event) const {
+    if (event.capture_ == capture_of(stream)) wait(stream, event);
+  }
+  /// The capture that a stream is in, 0 for none. @throws CudaError
+  [[nodiscard]] static std::uint64_t capture_of(Stream stream) {
+    if (stream == nullptr) return 0;  // the legacy stream cannot be captured
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    throw_if_failed(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
+    return status == cudaStreamCaptureStatusActive ? id : 0;
+  }
+  /// The capture that an event was last recorded in, 0 for none.
+  [[nodiscard]] static std::uint64_t capture_of(const Event& event) noexcept { return event.capture_; }
+
   /// Waits.
   void synchronize(const Event& event) const {
     throw_if_failed(cudaEventSynchronize(event.get()), "cudaEventSynchronize");
@@ -190,13 +211,15 @@ class Cuda {
   template <class Rule, class Precision>
   void update(const UpdateArguments<Rule, Precision>& arguments, Stream stream) const {
     if (arguments.tile_count == 0) return;
-    if (arguments.stateful) {
-      launch(detail::update_kernel<true, Rule, Precision>, arguments.tile_count, detail::block_threads,
-             stream, arguments);
-    } else {
-      launch(detail::update_kernel<false, Rule, Precision>, arguments.tile_count, detail::block_threads,
-             stream, arguments);
+    if constexpr (may_be_stateless<Rule>) {
+      if (!arguments.stateful) {
+        launch(detail::update_kernel<false, Rule, Precision>, arguments.tile_count, detail::block_threads,
+               stream, arguments);
+        return;
+      }
     }
+    launch(detail::update_kernel<true, Rule, Precision>, arguments.tile_count, detail::block_threads, stream,
+           arguments);
   }
 
   /// Adds the squares of the tiles' gradients to an exact sum's limbs, and counts what is not finite.
@@ -254,12 +277,54 @@ class Cuda {
       case Dtype::fp16:
         return sum_typed<fp16>(own, received, count, rank, world, stream);
       default:
-        throw std::invalid_argument("shardopt: ordered sums take fp32, bf16 and fp16, not " +
-                                    std::string(name_of(type)));
+        throw_not_summable(type);
     }
   }
 
+  /// Device memory to device memory, of peers too.
+  void copy(void* to, const void* from, std::int64_t bytes, Stream stream) const {
+    if (bytes == 0) return;
+    const CudaDeviceGuard guard(ordinal_);
+    throw_if_failed(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream),
+                    "cudaMemcpyAsync");
+  }
+
+  /// to[i] = sum over ranks in the fixed order. @param sources  one buffer a rank; `to` may be one of them
+  /// @throws std::invalid_argument for a type that is not fp32, bf16 or fp16
+  void sum_sources(Dtype type, const detail::Sources& sources, int world, void* to, std::int64_t count,
+                   Stream stream) const {
+    if (count == 0) return;
+    const auto run = [&](auto* typed) {
+      using T = std::remove_pointer_t<decltype(typed)>;
+      launch(detail::sum_sources_kernel<T>, blocks_for(count), detail::block_threads, stream, sources, world,
+             typed, count);
+    };
+    switch (type) {
+      case Dtype::fp32:
+        return run(static_cast<float*>(to));
+      case Dtype::bf16:
+        return run(static_cast<bf16*>(to));
+      case Dtype::fp16:
+        return run(static_cast<fp16*>(to));
+      default:
+        throw_not_summable(type);
+    }
+  }
+
+  /// to[i] = sum over ranks of integers. @pre count <= 256
+  void sum_words(const detail::Sources& sources, int world, std::int64_t* to, std::int64_t count,
+                 Stream stream) const {
+    if (count == 0) return;
+    launch(detail::sum_words_kernel<unsigned long long>, 1, detail::block_threads, stream, sources, world,
+           reinterpret_cast<unsigned long long*>(to), count);
+  }
+
  private:
+  [[noreturn]] static void throw_not_summable(Dtype type) {
+    throw std::invalid_argument("shardopt: ordered sums take fp32, bf16 and fp16, not " +
+                                std::string(name_of(type)));
+  }
+
   /// Enough to fill any GPU; kernels go on in strides. The number changes no bit.
   static constexpr std::int64_t most_blocks = 2048;
 

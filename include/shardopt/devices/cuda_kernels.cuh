@@ -7,7 +7,7 @@
 #include <shardopt/core/math.hpp>
 #include <shardopt/core/rank_tree.hpp>
 #include <shardopt/core/tile.hpp>
-#include <shardopt/devices/update.hpp>
+#include <shardopt/devices/cuda_launch.cuh>
 
 #include <cuda_runtime.h>
 
@@ -16,60 +16,10 @@
 
 namespace shardopt::inline v0::detail {
 
-inline constexpr int block_threads = 256;
-
 /// Runs a functor by one thread.
 template <class Functor>
 __global__ void invoke_kernel(Functor functor) {
   functor();
-}
-
-/// One element of the update: the same operations in the same order as the host's.
-template <bool stateful, class Rule, class Precision>
-__device__ __forceinline__ void update_element(const UpdateArguments<Rule, Precision>& arguments,
-                                               const Tile& tile, const typename Rule::Constants& constants,
-                                               float factor, std::int64_t at) {
-  using Param = typename Precision::Param;
-  using Grad = typename Precision::Grad;
-  using State = typename Rule::template State<float>;
-  constexpr std::size_t states = state_count<Rule>;
-  Param* parameter = static_cast<Param*>(tile.parameter) + at;
-  const float gradient = math::mul(to_float(static_cast<const Grad*>(tile.gradient)[at]), factor);
-  float values[states + 1];
-  SHARDOPT_UNROLL
-  for (std::size_t k = 0; k < states; ++k) values[k] = stateful ? arguments.states[k][tile.state + at] : 0.0f;
-  State state;
-  if constexpr (states > 0) memcpy(&state, values, states * sizeof(float));
-  float master;
-  if constexpr (Precision::has_master) {
-    master = arguments.master[tile.state + at];
-  } else {
-    master = *parameter;
-  }
-  const float updated = Rule::update(constants, master, gradient, state);
-  if constexpr (Precision::has_master) {
-    arguments.master[tile.state + at] = updated;
-    *parameter = from_float<Param>(updated);
-  } else {
-    *parameter = updated;
-  }
-  if constexpr (states > 0) memcpy(values, &state, states * sizeof(float));
-  SHARDOPT_UNROLL
-  for (std::size_t k = 0; k < states; ++k) {
-    if (stateful) arguments.states[k][tile.state + at] = values[k];
-  }
-}
-
-/// A block a tile.
-template <bool stateful, class Rule, class Precision>
-__global__ void __launch_bounds__(block_threads) update_kernel(UpdateArguments<Rule, Precision> arguments) {
-  const StepVerdict verdict = *arguments.verdict;
-  if (verdict.go == 0) return;
-  const Tile tile = arguments.tiles[blockIdx.x];
-  const typename Rule::Constants constants = arguments.constants[tile.group];
-  for (std::uint32_t at = threadIdx.x; at < tile.count; at += block_threads) {
-    update_element<stateful>(arguments, tile, constants, verdict.gradient_factor, at);
-  }
 }
 
 /// Sum of squares of one grain by one warp, in the host's order; each lane counts what is not finite.
@@ -81,7 +31,7 @@ __device__ __forceinline__ double grain_squares_by_warp(const Grad* gradient, st
     const float value = to_float(gradient[at]);
     const bool finite = math::is_finite(value);
     non_finite += finite ? 0U : 1U;
-    const double wide = finite ? static_cast<double>(value) : 0.0;
+    const double wide = finite ? math::widen(value) : 0.0;
     sum = math::add(sum, math::mul(wide, wide));
   }
   for (int apart = 16; apart > 0; apart /= 2) sum = math::add(sum, __shfl_xor_sync(0xffffffffU, sum, apart));
@@ -94,7 +44,7 @@ template <class Grad>
 __global__ void __launch_bounds__(block_threads)
     add_squares_kernel(const Tile* tiles, std::int64_t tile_count, unsigned long long* limbs,
                        unsigned long long* non_finite) {
-  constexpr int words = exact_sum::limbs + 1;
+  constexpr int words = exact_sum::Squares::limbs + 1;
   __shared__ unsigned long long collected[words];
   if (threadIdx.x < words) collected[threadIdx.x] = 0;
   __syncthreads();
@@ -109,17 +59,18 @@ __global__ void __launch_bounds__(block_threads)
     const std::uint32_t left = warp == 0 ? first : tile.count - begin;
     const std::uint32_t count = left < grain_elements ? left : static_cast<std::uint32_t>(grain_elements);
     const double sum = grain_squares_by_warp(static_cast<const Grad*>(tile.gradient) + begin, count, bad);
-    const exact_sum::Addend addend = exact_sum::split(sum);
+    const exact_sum::Addend addend = exact_sum::Squares::split(sum);
     const std::uint32_t lane = threadIdx.x % 32;
     if (lane < 3 && sum != 0.0) {
       const std::uint32_t part = lane == 0 ? addend.parts[0] : lane == 1 ? addend.parts[1] : addend.parts[2];
       atomicAdd(&collected[addend.first + static_cast<int>(lane)], static_cast<unsigned long long>(part));
     }
   }
-  if (bad != 0) atomicAdd(&collected[exact_sum::limbs], static_cast<unsigned long long>(bad));
+  if (bad != 0) atomicAdd(&collected[exact_sum::Squares::limbs], static_cast<unsigned long long>(bad));
   __syncthreads();
   if (threadIdx.x >= words || collected[threadIdx.x] == 0) return;
-  atomicAdd(threadIdx.x < exact_sum::limbs ? limbs + threadIdx.x : non_finite, collected[threadIdx.x]);
+  atomicAdd(threadIdx.x < exact_sum::Squares::limbs ? limbs + threadIdx.x : non_finite,
+            collected[threadIdx.x]);
 }
 
 /// staging[state index] = element, a block a tile.
@@ -192,6 +143,48 @@ __global__ void __launch_bounds__(block_threads)
     own[at] =
         from_float<T>(sum_over_ranks<12, float>(world, LoadReceived<T>{own, received, count, at, rank}));
   }
+}
+
+/// Ranks whose addresses fit in a kernel's arguments.
+inline constexpr int most_sources = 64;
+
+/// One buffer a rank, all readable from one device.
+struct Sources {
+  const void* addresses[most_sources];
+};
+
+/// Where a rank's contribution to one element is: in its own buffer.
+template <class T>
+struct LoadSource {
+  const Sources& sources;
+  std::int64_t at;
+
+  SHARDOPT_HD float operator()(int source) const {
+    return to_float(static_cast<const T*>(sources.addresses[source])[at]);
+  }
+};
+
+/// to[i] = sum over ranks by the fixed tree, in fp32, rounded once; `to` may be one of the sources.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    sum_sources_kernel(const __grid_constant__ Sources sources, int world, T* to, std::int64_t count) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block_threads;
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x; at < count;
+       at += step) {
+    to[at] = from_float<T>(sum_over_ranks<7, float>(world, LoadSource<T>{sources, at}));
+  }
+}
+
+/// to[i] = sum over ranks of integers, modulo 2^64.
+template <class Word>
+__global__ void __launch_bounds__(block_threads)
+    sum_words_kernel(const __grid_constant__ Sources sources, int world, Word* to, std::int64_t count) {
+  const std::int64_t at = threadIdx.x;
+  if (at >= count) return;
+  Word sum = 0;
+  for (int source = 0; source < world; ++source)
+    sum += static_cast<const Word*>(sources.addresses[source])[at];
+  to[at] = sum;
 }
 
 }  // namespace shardopt::inline v0::detail

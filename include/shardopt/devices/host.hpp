@@ -18,7 +18,8 @@ namespace shardopt::inline v0 {
 
 /// The processor: memory is ordinary memory, every call is done when it returns, on the calling thread.
 ///
-/// On x86-64 the kernels need a processor with AVX2, FMA and F16C (all from 2013 on; every one with AVX2 has F16C).
+/// On x86-64 the kernels need a processor with AVX2, FMA and F16C (all from 2013 on; every one with AVX2 has
+/// F16C).
 class Host {
  public:
   /// Stands where a device has a stream: work is done in program order.
@@ -60,6 +61,12 @@ class Host {
   void record(Event&, Stream) const noexcept {}
   /// The stream goes on when what the event marks is done.
   void wait(Stream, const Event&) const noexcept {}
+  /// The same.
+  void wait_in_capture(Stream, const Event&) const noexcept {}
+  /// Nothing is ever captured.
+  [[nodiscard]] static std::uint64_t capture_of(Stream) noexcept { return 0; }
+  /// Nothing is ever captured.
+  [[nodiscard]] static std::uint64_t capture_of(const Event&) noexcept { return 0; }
   /// Nothing to wait for.
   void synchronize(const Event&) const noexcept {}
   /// Nothing to wait for.

@@ -27,7 +27,7 @@ template <class Grad>
       ++non_finite;
       continue;
     }
-    const double wide = static_cast<double>(value);
+    const double wide = math::widen(value);
     double& sum = partial[i % grain_lanes];
     sum = math::add(sum, math::mul(wide, wide));
   }
@@ -47,7 +47,8 @@ void add_squares_on_host(const Tile* tiles, std::int64_t tile_count, std::int64_
     const auto* gradient = static_cast<const Grad*>(tile.gradient);
     std::uint32_t count = tile.first_grain();
     for (std::uint32_t at = 0; at < tile.count;) {
-      const exact_sum::Addend addend = exact_sum::split(grain_squares(gradient + at, count, *non_finite));
+      const exact_sum::Addend addend =
+          exact_sum::Squares::split(grain_squares(gradient + at, count, *non_finite));
       for (int part = 0; part < 3; ++part) limbs[addend.first + part] += addend.parts[part];
       at += count;
       count = tile.count - at < grain_elements ? tile.count - at : static_cast<std::uint32_t>(grain_elements);

@@ -83,11 +83,10 @@ template <class Rule, class Precision>
 void update_on_host(const UpdateArguments<Rule, Precision>& arguments) noexcept {
   if (arguments.verdict->go == 0) return;
   const FloatEnvironment environment;
-  if (arguments.stateful) {
-    update_tiles<true>(arguments);
-  } else {
-    update_tiles<false>(arguments);
+  if constexpr (may_be_stateless<Rule>) {
+    if (!arguments.stateful) return update_tiles<false>(arguments);
   }
+  update_tiles<true>(arguments);
 }
 
 }  // namespace shardopt::inline v0::detail

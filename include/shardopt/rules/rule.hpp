@@ -119,12 +119,12 @@ template <OptimizerRule Rule>
 inline constexpr std::array<std::string_view, state_count<Rule>> state_names = [] {
   std::array<std::string_view, state_count<Rule>> names{};
   if constexpr (requires { Rule::state_names; }) {
-    for (std::size_t k = 0; k < names.size(); ++k) names[k] = Rule::state_names[k];
+    for (std::size_t k = 0; k != names.size(); ++k) names[k] = Rule::state_names[k];
   } else {
     constexpr std::array<std::string_view, detail::most_fields> numbered{
         "state_0", "state_1", "state_2", "state_3", "state_4",  "state_5",
         "state_6", "state_7", "state_8", "state_9", "state_10", "state_11"};
-    for (std::size_t k = 0; k < names.size(); ++k) names[k] = numbered[k];
+    for (std::size_t k = 0; k != names.size(); ++k) names[k] = numbered[k];
   }
   return names;
 }();
@@ -135,6 +135,10 @@ template <OptimizerRule Rule>
 void validate(const Rule& rule) {
   if constexpr (requires { rule.validate(); }) rule.validate();
 }
+
+/// Whether some hyper-parameters of a rule that has state need none.
+template <OptimizerRule Rule>
+inline constexpr bool may_be_stateless = state_count<Rule> > 0 && requires(const Rule rule) { rule.stateless(); };
 
 /// Whether these hyper-parameters need no state, so that none is kept.
 template <OptimizerRule Rule>

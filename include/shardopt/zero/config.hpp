@@ -5,12 +5,15 @@
 #include <shardopt/core/error.hpp>
 #include <shardopt/rules/rule.hpp>
 #include <shardopt/sharding/sharding_policy.hpp>
+#include <shardopt/zero/loss_scale.hpp>
 #include <shardopt/zero/observer.hpp>
-#include <shardopt/zero/step_control.hpp>
+#include <shardopt/zero/step_state.hpp>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -46,6 +49,8 @@ struct OptimizerConfig {
   float clip_epsilon = 1e-6f;  ///< added to the norm in max_norm / (norm + epsilon), as PyTorch does
   /// What an infinite or NaN gradient does to a step.
   NonFinite non_finite = NonFinite::skip;
+  std::optional<DynamicLossScale> loss_scale =
+      {};  ///< for fp16; a step that is not finite is then skipped, whatever non_finite says
   bool count_skipped_updates = false;  ///< whether a skipped step counts for bias correction
   /// What is done about parameters that differ at the start.
   InitialParameters initial_parameters = InitialParameters::verify;
@@ -66,6 +71,7 @@ struct OptimizerConfig {
       }
       validate_rule(groups[k].rule, groups[k].name);
     }
+    if (loss_scale) loss_scale->validate();
     if (!(max_norm >= 0))
       refuse("max_norm must be at least 0 (infinity: no clipping), got " + std::to_string(max_norm));
     if (!(clip_epsilon >= 0) || std::isinf(clip_epsilon)) {
@@ -89,7 +95,7 @@ struct OptimizerConfig {
 class GradientScale {
  public:
   /// The value itself.
-  constexpr GradientScale(float value) noexcept : value_(value) {}               // NOLINT: implicit
+  constexpr GradientScale(float value) noexcept : value_(value) {}  // NOLINT: implicit
   /// Device memory, read when the step runs.
   constexpr GradientScale(const float* pointer) noexcept : pointer_(pointer) {}  // NOLINT: implicit
 
@@ -107,6 +113,17 @@ class GradientScale {
 struct StepOptions {
   float lr_factor = 1.0f;               ///< multiplies every group's learning rate
   GradientScale gradient_scale = 1.0f;  ///< the only divisor: the wire carries sums
+  /// Device memory of scalars of the engine's (its loss), or null: their sums over ranks are exact, ride
+  /// along in the step's small all-reduce and come back in StepResult::scalars.
+  std::array<const float*, most_scalars> scalars = {};
 };
+
+namespace detail {
+
+[[nodiscard]] constexpr StepFactors factors_of(float lr_factor, GradientScale gradient_scale) noexcept {
+  return {lr_factor, gradient_scale.value(), gradient_scale.pointer()};
+}
+
+}  // namespace detail
 
 }  // namespace shardopt::inline v0

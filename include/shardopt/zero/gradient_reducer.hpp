@@ -5,7 +5,7 @@
 #include <shardopt/zero/bucket_buffers.hpp>
 #include <shardopt/zero/observer.hpp>
 #include <shardopt/zero/shard_layout.hpp>
-#include <shardopt/zero/step_control.hpp>
+#include <shardopt/zero/step_state.hpp>
 
 #include <cstdint>
 #include <utility>
@@ -69,6 +69,19 @@ class GradientReducer {
       if (progress(b).missing == 0) continue;
       progress(b).missing = 0;
       mark(progress(b), stream, device);
+    }
+  }
+
+  /// Refuses gradients of this step that were announced outside the capture that the step is in: a replay
+  /// would not wait for them.
+  /// @throws std::logic_error
+  void require_capture(std::uint64_t capture) const {
+    for (const Progress& bucket : buckets_) {
+      for (const Producer& producer : bucket.producers) {
+        if (!producer.active || Device::capture_of(producer.written) == capture) continue;
+        throw std::logic_error(
+            "shardopt: gradients of this step were announced outside the stream capture that it is in");
+      }
     }
   }
 

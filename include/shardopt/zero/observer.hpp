@@ -19,7 +19,8 @@ class Observer {
   virtual void before_allocation(const MemoryPlan& /*plan*/) {}
   /// It has allocated.
   virtual void after_allocation(const MemoryPlan& /*plan*/) {}
-  /// The reduction of a bucket was enqueued (on the host: is done): its index, and the bytes of its gradients.
+  /// The reduction of a bucket was enqueued (on the host: is done): its index, and the bytes of its
+  /// gradients.
   virtual void bucket_reduced(std::int64_t /*bucket*/, std::int64_t /*bytes*/) {}
   /// A ticket was collected whose step was skipped.
   virtual void step_skipped(const StepResult& /*result*/) {}

@@ -54,7 +54,7 @@ class ParameterGatherer {
 
   /// `stream` goes on when the parameters of a bucket have come.
   void wait(std::size_t index, Stream stream, const Device& device) const {
-    device.wait(stream, buckets_[index].gathered);
+    device.wait_in_capture(stream, buckets_[index].gathered);
   }
 
  private:

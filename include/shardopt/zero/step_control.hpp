@@ -1,67 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/core/digest.hpp>
 #include <shardopt/core/exact_sum.hpp>
 #include <shardopt/core/math.hpp>
-#include <shardopt/devices/update.hpp>
 #include <shardopt/rules/rule.hpp>
-#include <shardopt/zero/step_result.hpp>
+#include <shardopt/zero/step_state.hpp>
 
 #include <cstdint>
 
-namespace shardopt::inline v0 {
+// What the device decides about a step. Each functor runs by one thread: on the host at once, on a GPU in a
+// stream.
 
-/// What a non-finite gradient does to a step.
-enum class NonFinite : std::uint8_t {
-  skip,       ///< all ranks skip the step: parameters, state and update count stay
-  propagate,  ///< the update runs with what it finds; no clipping in that step; norm reads NaN
+namespace shardopt::inline v0::detail {
+
+/// Before the first step.
+struct InitializeStep {
+  StepState* state;
+  DynamicLossScale loss_scale;
+  bool scales_loss;
+
+  SHARDOPT_HD void operator()() const {
+    state->factors = StepFactors{};
+    state->counters.loss_scale = scales_loss ? loss_scale.initial : 1.0f;
+    state->counters.loss_scale_hysteresis = loss_scale.hysteresis;
+    state->before = state->counters;
+  }
 };
 
-namespace detail {
+/// What the next replays of a captured step work with.
+struct SetFactors {
+  StepState* state;
+  StepFactors factors;
 
-/// The words of the one small all-reduce of a step: limbs of the squared norm, count of non-finite elements,
-/// and two sums over a 24-bit digest of what must be equal on all ranks.
-namespace control_word {
-inline constexpr int squares = 0;
-inline constexpr int non_finite = exact_sum::limbs;
-inline constexpr int digest = non_finite + 1;
-inline constexpr int digest_squared = digest + 1;
-inline constexpr int count = digest_squared + 1;
-}  // namespace control_word
-
-/// What the host decides about a step, handed to the device by value.
-struct StepInputs {
-  float lr_factor = 1;
-  float gradient_scale = 1;
-  const float* device_gradient_scale = nullptr;  ///< device memory, or null: the value counts
-  std::uint32_t digest = 0;                      ///< 24 bits over what must be equal on all ranks
-  float max_norm = 0;
-  float clip_epsilon = 0;
-  int world = 1;
-  NonFinite non_finite = NonFinite::skip;
-  bool count_skipped = false;
-  bool discard = false;  ///< the engine decided to skip
+  SHARDOPT_HD void operator()() const { state->factors = factors; }
 };
 
-/// The device's memory of a step: counters, sums, verdict.
-struct StepState {
-  StepVerdict verdict;
-  std::int64_t iteration;
-  std::int64_t updates;
-  std::int64_t words[control_word::count];
-  StepResult result;
-  float gradient_scale;
-};
-
-/// Before the all-reduce: adds this rank's digest.
+/// Before the all-reduce: adds this rank's digest and the engine's scalars.
 struct OpenStep {
   StepState* state;
   StepInputs inputs;
 
   SHARDOPT_HD void operator()() const {
-    state->words[control_word::digest] = inputs.digest;
-    state->words[control_word::digest_squared] =
-        static_cast<std::int64_t>(static_cast<std::uint64_t>(inputs.digest) * inputs.digest);
+    const StepFactors& factors = inputs.factors_on_device ? state->factors : inputs.factors;
+    const std::uint64_t digest = mix_bits(mix_bits(inputs.rules_digest ^ bits_of(factors.lr_factor)) ^
+                                          bits_of(factors.gradient_scale)) &
+                                 0xffffffU;
+    state->words[control_word::digest] = static_cast<std::int64_t>(digest);
+    state->words[control_word::digest_squared] = static_cast<std::int64_t>(digest * digest);
+    for (int k = 0; k < most_scalars; ++k) {
+      if (inputs.scalars[k] != nullptr)
+        add_scalar(*inputs.scalars[k], state->words + control_word::scalars + k * control_word::scalar_words);
+    }
+  }
+
+ private:
+  static SHARDOPT_HD void add_scalar(float value, std::int64_t* words) {
+    if (!math::is_finite(value)) {
+      words[exact_sum::Floats::limbs] += 1;
+      return;
+    }
+    const std::int64_t sign = math::less(value, 0.0f) ? -1 : 1;
+    const exact_sum::Addend addend = exact_sum::Floats::split(math::widen(value));
+    for (int part = 0; part < 3; ++part) {
+      if (addend.parts[part] != 0)
+        words[addend.first + part] += sign * static_cast<std::int64_t>(addend.parts[part]);
+    }
   }
 };
 
@@ -70,34 +74,48 @@ struct OpenStep {
 struct MeasureStep {
   StepState* state;
   StepInputs inputs;
-  StepResult* slot;  ///< page-locked memory that the host reads once an event has passed
+  StepResult* slot;  ///< page-locked memory that the host reads once an event has passed, or null
 
   SHARDOPT_HD void operator()() const {
     StepState& s = *state;
     StepResult& r = s.result;
-    s.gradient_scale =
-        inputs.device_gradient_scale != nullptr ? *inputs.device_gradient_scale : inputs.gradient_scale;
+    const StepFactors& factors = inputs.factors_on_device ? s.factors : inputs.factors;
+    const float given =
+        factors.device_gradient_scale != nullptr ? *factors.device_gradient_scale : factors.gradient_scale;
+    s.scale = math::div(math::widen(given), math::widen(s.counters.loss_scale));
     r.non_finite = s.words[control_word::non_finite];
     r.inputs_differ = digests_differ(s.words);
-    const bool finite = r.non_finite == 0 && math::is_finite(s.gradient_scale);
-    const double scale = math::abs(static_cast<double>(s.gradient_scale));
-    const double norm = math::mul(math::sqrt(exact_sum::to_double(s.words + control_word::squares)), scale);
-    r.norm = finite ? norm : __builtin_nan("");
+    const bool finite = r.non_finite == 0 && math::is_finite(given);
+    const double norm = math::mul(math::sqrt(exact_sum::Squares::to_double(s.words + control_word::squares)),
+                                  math::abs(s.scale));
+    r.norm = finite ? norm : not_a_number();
     r.clip_factor = finite ? clip_factor(norm) : 1.0f;
-    r.skipped = !finite && inputs.non_finite == NonFinite::skip;
-    r.iteration = s.iteration + 1;
-    r.updates = s.updates;
+    r.loss_scale = s.counters.loss_scale;
+    r.loss_scale_exhausted = false;
+    r.skipped = !finite && (inputs.non_finite == NonFinite::skip || inputs.scales_loss);
+    r.iteration = s.counters.iteration + 1;
+    r.updates = s.counters.updates;
+    for (int k = 0; k < most_scalars; ++k) {
+      r.scalars[k] = scalar_sum(s.words + control_word::scalars + k * control_word::scalar_words);
+    }
     for (int k = 0; k < control_word::count; ++k) s.words[k] = 0;
-    *slot = r;
+    if (slot != nullptr) *slot = r;
   }
 
  private:
-  /// min(1, max_norm / (norm + epsilon)) in double, rounded once. 0/0 (no gradient, no limit) counts as 0.
+  [[nodiscard]] static SHARDOPT_HD double not_a_number() {
+    return double_from(std::uint64_t{0x7ff8000000000000U});
+  }
+
+  [[nodiscard]] static SHARDOPT_HD double scalar_sum(const std::int64_t* words) {
+    return words[exact_sum::Floats::limbs] != 0 ? not_a_number() : exact_sum::Floats::to_double(words);
+  }
+
+  /// min(1, max_norm / (norm + epsilon)) in double, rounded once. 0/0 (no gradient, no limit) counts as 1.
   [[nodiscard]] SHARDOPT_HD float clip_factor(double norm) const {
-    const double bound = math::add(norm, static_cast<double>(inputs.clip_epsilon));
-    const double limit = static_cast<double>(inputs.max_norm);
-    if (!(limit < bound)) return 1.0f;
-    return static_cast<float>(math::div(limit, bound));
+    const double bound = math::add(norm, math::widen(inputs.clip_epsilon));
+    const double limit = math::widen(inputs.max_norm);
+    return math::less(limit, bound) ? math::narrow(math::div(limit, bound)) : 1.0f;
   }
 
   /// Equal digests have variance 0: world · Σd² = (Σd)².
@@ -108,7 +126,27 @@ struct MeasureStep {
   }
 };
 
-/// Then: counters move, and each group's constants are made for the update at hand.
+/// Moves the loss scale after a step. @param overflow  whether its gradient was not finite
+/// @return whether the scale would have to fall below its minimum
+SHARDOPT_HD inline bool advance_loss_scale(StepCounters& counters, const DynamicLossScale& policy,
+                                           bool overflow) {
+  if (!overflow) {
+    if (++counters.loss_scale_good_steps < policy.growth_interval) return false;
+    const float grown = math::mul(counters.loss_scale, policy.growth_factor);
+    if (math::is_finite(grown)) counters.loss_scale = grown;
+    counters.loss_scale_good_steps = 0;
+    counters.loss_scale_hysteresis = policy.hysteresis;
+    return false;
+  }
+  counters.loss_scale_good_steps = 0;
+  if (--counters.loss_scale_hysteresis > 0) return false;
+  counters.loss_scale_hysteresis = 1;
+  const bool exhausted = !math::less(policy.minimum, counters.loss_scale);
+  counters.loss_scale = math::maximum(math::mul(counters.loss_scale, policy.backoff_factor), policy.minimum);
+  return exhausted;
+}
+
+/// Then: counters and the loss scale move, and each group's constants are made for the update at hand.
 template <OptimizerRule Rule>
 struct DecideStep {
   StepState* state;
@@ -121,19 +159,40 @@ struct DecideStep {
   SHARDOPT_HD void operator()() const {
     StepState& s = *state;
     StepResult& r = s.result;
+    const StepFactors& factors = inputs.factors_on_device ? s.factors : inputs.factors;
+    s.before = s.counters;
+    if (inputs.scales_loss && !inputs.discard) {
+      r.loss_scale_exhausted = advance_loss_scale(s.counters, inputs.loss_scale, r.skipped);
+    }
     r.skipped = r.skipped || inputs.discard;
-    s.iteration += 1;
-    if (!r.skipped || inputs.count_skipped) s.updates += 1;
-    r.iteration = s.iteration;
-    r.updates = s.updates;
+    s.counters.iteration += 1;
+    if (!r.skipped || inputs.count_skipped) s.counters.updates += 1;
+    r.iteration = s.counters.iteration;
+    r.updates = s.counters.updates;
     s.verdict.go = r.skipped ? 0U : 1U;
-    s.verdict.gradient_factor = static_cast<float>(
-        math::mul(static_cast<double>(s.gradient_scale), static_cast<double>(r.clip_factor)));
-    const StepScalars scalars{inputs.lr_factor, static_cast<std::uint64_t>(s.updates)};
+    s.verdict.gradient_factor = math::narrow(math::mul(s.scale, math::widen(r.clip_factor)));
+    const StepScalars scalars{factors.lr_factor, static_cast<std::uint64_t>(s.counters.updates)};
     for (int g = 0; g < groups && !r.skipped; ++g) constants[g] = rules[g].constants(scalars);
-    *slot = r;
+    if (slot != nullptr) *slot = r;
   }
 };
 
-}  // namespace detail
-}  // namespace shardopt::inline v0
+/// The last step's result into a ticket: for steps that were replayed.
+struct ReadResult {
+  const StepState* state;
+  StepResult* slot;
+
+  SHARDOPT_HD void operator()() const { *slot = state->result; }
+};
+
+/// Between steps: other hyper-parameters for a group. Not a member of the optimizer: nvcc takes no private type
+/// for a kernel.
+template <OptimizerRule Rule>
+struct AssignRule {
+  Rule* to;
+  Rule rule;
+
+  SHARDOPT_HD void operator()() const { *to = rule; }
+};
+
+}  // namespace shardopt::inline v0::detail

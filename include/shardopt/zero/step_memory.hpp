@@ -8,7 +8,7 @@
 #include <shardopt/zero/handshake.hpp>
 #include <shardopt/zero/memory_plan.hpp>
 #include <shardopt/zero/shard_layout.hpp>
-#include <shardopt/zero/step_control.hpp>
+#include <shardopt/zero/step_state.hpp>
 #include <shardopt/zero/ticket.hpp>
 
 #include <algorithm>

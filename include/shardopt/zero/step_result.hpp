@@ -5,17 +5,24 @@
 
 namespace shardopt::inline v0 {
 
+/// How many scalars of the engine's may ride in a step's small all-reduce.
+inline constexpr int most_scalars = 4;
+
 /// What a step came to: the same on all ranks.
 struct StepResult {
   std::int64_t iteration = 0;  ///< steps taken, this one included
   std::int64_t updates = 0;  ///< steps applied so far (and skipped ones, where the configuration counts them)
-  double norm = 0;  ///< L2 norm of the gradient over all ranks, after gradient_scale, before clipping; NaN if
-                    ///< not finite
-  float clip_factor = 1;        ///< what the gradient was multiplied by beside gradient_scale
+  double norm = 0;  ///< L2 norm of the gradient over all ranks, after gradient_scale and loss scale, before
+                    ///< clipping; NaN if not finite
+  double scalars[most_scalars] =
+      {};  ///< sums over ranks of the engine's scalars, exact, rounded once; NaN if one was not finite
   std::int64_t non_finite = 0;  ///< infinite or NaN elements of the reduced gradient
+  float clip_factor = 1;        ///< what the gradient was multiplied by beside the scales
+  float loss_scale = 1;         ///< the scale that the loss had in this step
   bool skipped = false;         ///< parameters and state were left as they were
   bool inputs_differ =
       false;  ///< ranks passed different hyper-parameters, factors or scales: results are undefined
+  bool loss_scale_exhausted = false;  ///< the step was skipped though the loss scale stood at its minimum
 };
 
 }  // namespace shardopt::inline v0

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +21,9 @@ class TicketSource {
  public:
   virtual ~TicketSource() = default;
   virtual StepResult collect(std::int64_t sequence) = 0;
+
+  /// The number of a ticket that a captured step gives.
+  static constexpr std::int64_t captured = -1;
 };
 
 }  // namespace detail
@@ -34,6 +38,7 @@ class StepTicket {
   /// Waits until the device has decided the step (on CUDA: the only wait there is) and gives its result. May
   /// be called again.
   /// @throws Error if 64 later tickets have been issued, or the optimizer is gone
+  /// @throws Error if the step was skipped though the loss scale stood at its minimum
   [[nodiscard]] StepResult get() const { return source_->collect(sequence_); }
 
  private:
@@ -50,8 +55,15 @@ class TicketRing final : public TicketSource {
   static constexpr std::int64_t slots = 64;
   static constexpr std::int64_t pinned_bytes = slots * static_cast<std::int64_t>(sizeof(StepResult));
 
-  TicketRing(const Device& device, void* pinned, Observer* observer)
-      : device_(device), results_(static_cast<StepResult*>(pinned)), observer_(observer) {
+  /// How the host waits for an event: the device's own way, or one that gives up when a collective has
+  /// failed.
+  using Wait = std::function<void(const typename Device::Event&)>;
+
+  TicketRing(const Device& device, Wait wait, void* pinned, Observer* observer)
+      : device_(device),
+        wait_(std::move(wait)),
+        results_(static_cast<StepResult*>(pinned)),
+        observer_(observer) {
     for (Entry& entry : entries_) entry.written = device_.make_event();
   }
 
@@ -72,13 +84,21 @@ class TicketRing final : public TicketSource {
 
   [[nodiscard]] StepResult collect(std::int64_t sequence) override {
     if (results_ == nullptr) throw Error("shardopt: the optimizer that issued this ticket is gone");
+    if (sequence == captured) {
+      throw Error("shardopt: a captured step has no result of its own; ask last_result() after a replay");
+    }
     const Entry& entry = entries_[at(sequence)];
     if (entry.sequence != sequence) {
       throw Error("shardopt: this ticket is too old: " + std::to_string(slots) +
                   " later ones have been issued");
     }
-    device_.synchronize(entry.written);
+    wait_(entry.written);
     const StepResult result = results_[at(sequence)];
+    if (result.loss_scale_exhausted) {
+      throw Error("shardopt: the gradient is not finite at the smallest loss scale, " +
+                  std::to_string(result.loss_scale) + " (iteration " + std::to_string(result.iteration) +
+                  ")");
+    }
     if (result.skipped && observer_ != nullptr) observer_->step_skipped(result);
     return result;
   }
@@ -94,6 +114,7 @@ class TicketRing final : public TicketSource {
   }
 
   Device device_;
+  Wait wait_;
   StepResult* results_;
   Observer* observer_;
   std::array<Entry, slots> entries_;

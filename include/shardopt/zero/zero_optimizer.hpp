@@ -13,10 +13,12 @@
 #include <shardopt/zero/owned_memory.hpp>
 #include <shardopt/zero/parameter_gatherer.hpp>
 #include <shardopt/zero/setup_digest.hpp>
+#include <shardopt/zero/step_control.hpp>
 #include <shardopt/zero/step_memory.hpp>
 #include <shardopt/zero/ticket.hpp>
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -87,7 +89,8 @@ class ZeroOptimizer {
   /// the same kind
   /// @param memory  what the library is to use instead of allocating
   /// @param stream  has written the parameters; the optimizer's first work is ordered behind it
-  /// @throws std::invalid_argument for a mistake of the caller; nothing was enqueued
+  /// @throws std::invalid_argument for a mistake of the caller; nothing of the engine's was touched, and the
+  /// other ranks get a CollectiveError
   /// @throws CollectiveError on every rank if ranks disagree about the set-up or the initial parameters
   template <class Buffers>
   ZeroOptimizer(const ParameterTable& table, const Config& config, Comm comm, const Buffers& buffers,
@@ -95,17 +98,23 @@ class ZeroOptimizer {
       : comm_(std::move(comm)),
         table_(table),
         config_(config),
-        prepared_(table_, config_, {comm_.rank(), comm_.world()},
-                  std::holds_alternative<StateBuffers>(memory)),
-        buffers_(table_, converted(buffers)) {
+        prepared_(detail::set_up(comm_,
+                                 [&] {
+                                   return Prepared(table_, config_, {comm_.rank(), comm_.world()},
+                                                   std::holds_alternative<StateBuffers>(memory));
+                                 })),
+        buffers_(detail::set_up(
+            comm_, [&] { return detail::EngineBuffers<Param, Grad>(table_, converted(buffers)); })) {
     require_types<Buffers>();
     const StateBuffers* adopted = std::get_if<StateBuffers>(&memory);
     const Arena* arena = std::get_if<Arena>(&memory);
-    if (adopted != nullptr) require_states(*adopted);
-    attach_memory(arena != nullptr     ? *arena
-                  : adopted != nullptr ? adopted->scratch
-                                       : Arena{},
-                  adopted, arena != nullptr);
+    detail::set_up(comm_, [&] {
+      if (adopted != nullptr) require_states(*adopted);
+      attach_memory(arena != nullptr     ? *arena
+                    : adopted != nullptr ? adopted->scratch
+                                         : Arena{},
+                    adopted, arena != nullptr);
+    });
     try {
       start(stream, adopted == nullptr || adopted->initialize);
     } catch (...) {
@@ -123,11 +132,20 @@ class ZeroOptimizer {
   ZeroOptimizer(const ZeroOptimizer&) = delete;
   ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
 
-  /// Waits for what it enqueued on the streams of the last step. Never throws.
+  /// Waits for what it enqueued. Never throws, and does not hang where the collective watches for lost peers:
+  /// if work can then not be ended, the memory it uses is left to the process.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
-    if (stepped_) comm_.device().finish(updated_);
-    comm_.device().finish(comm_.stream());
+    try {
+      if (stepped_) waiter()(updated_);
+      comm_.device().record(summed_, comm_.stream());
+      waiter()(summed_);
+    } catch (...) {
+      // The failure was reported by the call that met it, or is the engine's next call's to report.
+    }
+    if constexpr (requires { comm_.stuck(); }) {
+      if (comm_.stuck() && memory_) memory_->abandon();
+    }
   }
 
   /// Says that gradients of this step are complete once what `stream` holds now is done. Reductions start as
@@ -161,7 +179,7 @@ class ZeroOptimizer {
     require_working();
     validate(options);
     if (reduced_) throw std::logic_error("shardopt: step after reduce(); call apply() or discard()");
-    reduce(options, stream);
+    static_cast<void>(reduce(options, stream));
     return apply(options, stream);
   }
 
@@ -172,27 +190,31 @@ class ZeroOptimizer {
     require_working();
     validate(options);
     if (reduced_) throw std::logic_error("shardopt: reduce after reduce(); call apply() or discard()");
+    require_capturable(options, stream);
     return guarded("reduce", [&] {
       const Device& device = comm_.device();
       reducer_->announce_rest(stream, device);
       reduce_whole_buckets();
-      position_ = "the all-reduce of the norm";
-      device.invoke(detail::OpenStep{state_, inputs(options)}, comm_.stream());
+      enter("the all-reduce of the norm");
+      const detail::StepInputs in = inputs(options, stream);
+      device.invoke(detail::OpenStep{state_, in}, comm_.stream());
       comm_.all_reduce(state_->words, detail::control_word::count);
       device.record(summed_, comm_.stream());
       device.wait(stream, summed_);
-      device.invoke(detail::MeasureStep{state_, inputs(options), tickets_->claim()}, stream);
-      tickets_->mark(stream);
+      const StepTicket ticket = issue(stream, [&](StepResult* slot) {
+        device.invoke(detail::MeasureStep{state_, in, slot}, stream);
+      });
       device.record(decided_, stream);
       device.wait(comm_.stream(), decided_);
       reduced_ = true;
-      return StepTicket(tickets_, tickets_->last());
+      return ticket;
     });
   }
 
   /// Second half: updates and gathers, unless the step is skipped.
   /// @throws std::logic_error without reduce() before
   StepTicket apply(const StepOptions& options, Stream stream) {
+    require_working();
     validate(options);
     return finish(options, stream, false);
   }
@@ -222,12 +244,49 @@ class ZeroOptimizer {
   void zero_gradients(Stream stream) {
     require_working();
     guarded("zero_gradients", [&] {
-      if (stepped_) comm_.device().wait(stream, updated_);
+      if (stepped_) comm_.device().wait_in_capture(stream, updated_);
       for (const auto& [gradient, count] : gradient_runs_) {
         comm_.device().fill_zero(gradient, count * static_cast<std::int64_t>(sizeof(Grad)), stream);
       }
     });
   }
+
+  /// What replays of a captured step work with from now on: enqueued on `stream`, before the graph's launch
+  /// there. The same values on every rank. Uncaptured steps take theirs from StepOptions.
+  /// @param gradient_scale  a value, or device memory that holds it when the replay runs
+  /// @throws std::invalid_argument for values that are not finite
+  void set_inputs(float lr_factor, GradientScale gradient_scale, Stream stream) {
+    require_working();
+    validate({.lr_factor = lr_factor, .gradient_scale = gradient_scale});
+    guarded("set_inputs", [&] {
+      comm_.device().invoke(detail::SetFactors{state_, detail::factors_of(lr_factor, gradient_scale)},
+                            stream);
+    });
+  }
+
+  /// A ticket for the last step before it on `stream`, replayed ones included.
+  [[nodiscard]] StepTicket last_result(Stream stream) {
+    require_working();
+    return guarded("last_result", [&] {
+      return issue(stream, [&](StepResult* slot) {
+        comm_.device().invoke(detail::ReadResult{state_, slot}, stream);
+      });
+    });
+  }
+
+  /// What has been counted, replayed steps included. Waits for what `stream` holds. Works on a broken
+  /// optimizer too, as long as the device does: after a failure before the first update of a step was
+  /// enqueued, these are the counters before that step.
+  [[nodiscard]] StepCounters counters(Stream stream) const {
+    StepCounters result;
+    comm_.device().download(&result, decided_only_ ? &state_->before : &state_->counters, sizeof result,
+                            stream);
+    return result;
+  }
+
+  /// Where the loss scale of the next step stands: device memory that the engine's backward pass reads,
+  /// behind the last step on its stream. 1 without loss scaling.
+  [[nodiscard]] const float* loss_scale() const noexcept { return &state_->counters.loss_scale; }
 
   /// Replaces a group's hyper-parameters from the next step on. Every rank must do the same: tickets show
   /// where they differ.
@@ -243,7 +302,7 @@ class ZeroOptimizer {
     }
     config_.groups[index].rule = rule;
     rules_digest_ = detail::digest_of_rules(config_.groups);
-    guarded("set_rule", [&] { comm_.device().invoke(AssignRule{rules_ + index, rule}, stream); });
+    guarded("set_rule", [&] { comm_.device().invoke(detail::AssignRule<Rule>{rules_ + index, rule}, stream); });
   }
 
   /// A group's hyper-parameters as the next step uses them. @throws std::invalid_argument for an unknown
@@ -337,12 +396,6 @@ class ZeroOptimizer {
     }
   };
 
-  struct AssignRule {
-    Rule* to;
-    Rule rule;
-    SHARDOPT_HD void operator()() const { *to = rule; }
-  };
-
   template <class P, class G>
   static FlatBuffers<Param, Grad> converted(const FlatBuffers<P, G>& flat) {
     return {reinterpret_cast<Param*>(flat.parameters), reinterpret_cast<Grad*>(flat.gradients)};
@@ -422,7 +475,8 @@ class ZeroOptimizer {
                      config_.observer);
     gatherer_.emplace(prepared_.layout, buffers_, tiles_,
                       memory_->template at<Param>(prepared_.memory.offsets.staging), device);
-    tickets_ = std::make_shared<detail::TicketRing<Device>>(device, memory_->pinned(), config_.observer);
+    tickets_ =
+        std::make_shared<detail::TicketRing<Device>>(device, waiter(), memory_->pinned(), config_.observer);
     rules_digest_ = detail::digest_of_rules(config_.groups);
     announced_.assign(table_.size(), false);
     collect_owned();
@@ -442,6 +496,9 @@ class ZeroOptimizer {
     for (const auto& group : config_.groups) rules.push_back(group.rule);
     device.upload(rules_, rules.data(), static_cast<std::int64_t>(rules.size() * sizeof(Rule)), stream);
     device.fill_zero(state_, sizeof(detail::StepState), stream);
+    device.invoke(detail::InitializeStep{state_, config_.loss_scale.value_or(DynamicLossScale{}),
+                                         config_.loss_scale.has_value()},
+                  stream);
   }
 
   void initialize_states() {
@@ -521,57 +578,96 @@ class ZeroOptimizer {
     }
   }
 
-  [[nodiscard]] detail::StepInputs inputs(const StepOptions& options) const noexcept {
-    Digest digest;
-    digest.add(rules_digest_);
-    digest.add(static_cast<std::uint64_t>(detail::bits_of(options.lr_factor)));
-    digest.add(static_cast<std::uint64_t>(detail::bits_of(options.gradient_scale.value())));
-    return {.lr_factor = options.lr_factor,
-            .gradient_scale = options.gradient_scale.value(),
-            .device_gradient_scale = options.gradient_scale.pointer(),
-            .digest = static_cast<std::uint32_t>(digest.value() & 0xffffffU),
-            .max_norm = config_.max_norm,
-            .clip_epsilon = config_.clip_epsilon,
-            .world = comm_.world(),
-            .non_finite = config_.non_finite,
-            .count_skipped = config_.count_skipped_updates};
+  [[nodiscard]] detail::StepInputs inputs(const StepOptions& options, Stream stream) const {
+    detail::StepInputs in{.factors = detail::factors_of(options.lr_factor, options.gradient_scale),
+                          .factors_on_device = comm_.device().capture_of(stream) != 0,
+                          .rules_digest = rules_digest_,
+                          .max_norm = config_.max_norm,
+                          .clip_epsilon = config_.clip_epsilon,
+                          .world = comm_.world(),
+                          .non_finite = config_.non_finite,
+                          .count_skipped = config_.count_skipped_updates,
+                          .scales_loss = config_.loss_scale.has_value(),
+                          .loss_scale = config_.loss_scale.value_or(DynamicLossScale{})};
+    for (std::size_t k = 0; k < options.scalars.size(); ++k) in.scalars[k] = options.scalars[k];
+    return in;
   }
 
   void reduce_whole_buckets() {
     do {
-      position_ = "the reduction of bucket " + std::to_string(reducer_->next());
+      enter("the reduction of bucket " + std::to_string(reducer_->next()));
     } while (reducer_->reduce_next(comm_));
   }
 
   StepTicket finish(const StepOptions& options, Stream stream, bool discard) {
     require_working();
     if (!reduced_) throw std::logic_error("shardopt: apply() or discard() without reduce() before");
+    require_capturable(options, stream);
     return guarded(discard ? "discard" : "apply", [&] {
       const Device& device = comm_.device();
-      detail::StepInputs in = inputs(options);
+      detail::StepInputs in = inputs(options, stream);
       in.discard = discard;
-      position_ = "the decision";
-      device.invoke(detail::DecideStep<Rule>{state_, in, rules_, constants_,
-                                             static_cast<int>(config_.groups.size()), tickets_->claim()},
-                    stream);
-      tickets_->mark(stream);
-      if (!discard) {
-        for (std::size_t b = 0; b < tiles_.size(); ++b) {
-          position_ = "the update of bucket " + std::to_string(b);
-          if (tiles_[b].updated.count > 0) device.update(update_arguments(tiles_[b].updated), stream);
-          position_ = "the gather of bucket " + std::to_string(b);
-          gatherer_->gather(comm_, b, stream);
-        }
-        gathering_ = true;
-      }
+      enter("the decision");
+      const StepTicket ticket = issue(stream, [&](StepResult* slot) {
+        device.invoke(detail::DecideStep<Rule>{state_, in, rules_, constants_,
+                                               static_cast<int>(config_.groups.size()), slot},
+                      stream);
+        decided_only_ = true;
+      });
+      if (!discard) update_and_gather(stream);
+      decided_only_ = false;
       device.record(updated_, stream);
+      if (device.capture_of(stream) != 0) join(stream);
       stepped_ = true;
       reduced_ = false;
       announced_.assign(announced_.size(), false);
       reducer_->restart();
       ++iteration_;
-      return StepTicket(tickets_, tickets_->last());
+      return ticket;
     });
+  }
+
+  void update_and_gather(Stream stream) {
+    for (std::size_t b = 0; b < tiles_.size(); ++b) {
+      enter("the update of bucket " + std::to_string(b));
+      if (tiles_[b].updated.count > 0) {
+        comm_.device().update(update_arguments(tiles_[b].updated), stream);
+        decided_only_ = false;
+      }
+      enter("the gather of bucket " + std::to_string(b));
+      gatherer_->gather(comm_, b, stream);
+    }
+    gathering_ = true;
+  }
+
+  /// Brings the collective's stream back into `stream`: a capture must end in the stream that it began in.
+  void join(Stream stream) {
+    comm_.device().record(summed_, comm_.stream());
+    comm_.device().wait(stream, summed_);
+  }
+
+  /// Enqueues what writes a result, by `write(slot)`, and gives its ticket. In a capture there is none: a
+  /// replay cannot know which slot is free.
+  template <class Write>
+  StepTicket issue(Stream stream, const Write& write) {
+    if (comm_.device().capture_of(stream) != 0) {
+      write(static_cast<StepResult*>(nullptr));
+      return StepTicket(tickets_, detail::TicketSource::captured);
+    }
+    write(tickets_->claim());
+    tickets_->mark(stream);
+    return StepTicket(tickets_, tickets_->last());
+  }
+
+  void require_capturable(const StepOptions& options, Stream stream) const {
+    const auto capture = comm_.device().capture_of(stream);
+    if (capture != 0 && (options.lr_factor != 1.0f || options.gradient_scale.value() != 1.0f ||
+                         options.gradient_scale.pointer() != nullptr)) {
+      throw std::invalid_argument(
+          "shardopt: a captured step takes its factors from set_inputs(), called before each replay; "
+          "leave StepOptions' lr_factor and gradient_scale at 1");
+    }
+    if (!reduced_) reducer_->require_capture(capture);
   }
 
   [[nodiscard]] UpdateArguments<Rule, Precision> update_arguments(detail::TileRun tiles) const noexcept {
@@ -583,7 +679,7 @@ class ZeroOptimizer {
                                                .verdict = &state_->verdict,
                                                .stateful = prepared_.stateful};
     if (prepared_.stateful) {
-      for (std::size_t k = 0; k < state_count<Rule>; ++k) arguments.states[k] = state_buffers_[k];
+      for (std::size_t k = 0; k != state_count<Rule>; ++k) arguments.states[k] = state_buffers_[k];
     }
     return arguments;
   }
@@ -596,22 +692,49 @@ class ZeroOptimizer {
     if (broken_) std::rethrow_exception(broken_);
   }
 
+  /// How the host waits for the device: the collective's way, where it watches for failures.
+  [[nodiscard]] std::function<void(const typename Device::Event&)> waiter() const {
+    if constexpr (requires { comm_.waiter(); }) {
+      return comm_.waiter();
+    } else {
+      return [device = comm_.device()](const typename Device::Event& event) { device.synchronize(event); };
+    }
+  }
+
+  /// Notes what is being done, for messages, and tells the collective.
+  void enter(std::string what) {
+    position_ = std::move(what);
+    if constexpr (requires { comm_.label(position_); }) {
+      comm_.label("iteration " + std::to_string(iteration_ + 1) + ", " + position_);
+    }
+  }
+
   /// Runs what enqueues. A failure in it breaks the optimizer.
   template <class Body>
   auto guarded(std::string_view call, const Body& body) -> decltype(body()) {
     try {
       position_.clear();
+      if constexpr (requires { comm_.throw_if_failed(); }) comm_.throw_if_failed();
       return body();
     } catch (Error& error) {
       error.add_context(text_of_failure(call));
       broken_ = std::current_exception();
-      throw;
+      give_up(error.what());
     } catch (const std::exception& error) {
-      broken_ = std::make_exception_ptr(Error(std::string(error.what()) + "; " + text_of_failure(call)));
+      const std::string text = std::string(error.what()) + "; " + text_of_failure(call);
+      broken_ = std::make_exception_ptr(Error(text));
+      give_up(text);
     } catch (...) {
-      broken_ = std::make_exception_ptr(Error("shardopt: an unknown exception; " + text_of_failure(call)));
+      const std::string text = "shardopt: an unknown exception; " + text_of_failure(call);
+      broken_ = std::make_exception_ptr(Error(text));
+      give_up(text);
     }
     std::rethrow_exception(broken_);
+  }
+
+  /// Lets the other ranks know that this one goes no further.
+  void give_up(const std::string& text) {
+    if constexpr (requires { comm_.abort(text); }) comm_.abort(text);
   }
 
   [[nodiscard]] std::string text_of_failure(std::string_view call) const {
@@ -648,6 +771,7 @@ class ZeroOptimizer {
   std::int64_t iteration_ = 0;
   bool reduced_ = false;
   bool stepped_ = false;
+  bool decided_only_ = false;  ///< a decision was enqueued, but no update yet
   bool gathering_ = false;
   std::string position_;
   std::exception_ptr broken_;

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/collectives/collective.hpp>
+#include <shardopt/collectives/rendezvous.hpp>
+#include <shardopt/core/digest.hpp>
+
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace shardopt::inline v0::detail {
+
+/// One rank's place in a rendezvous: what all collectives between threads have in common. Move-only.
+class ThreadMember {
+ public:
+  /// @param owns  whether the rank leaves with this object
+  ThreadMember(std::shared_ptr<Rendezvous> shared, int rank, bool owns)
+      : shared_(std::move(shared)), rank_(rank), owns_(owns) {}
+  ThreadMember(ThreadMember&& other) noexcept
+      : shared_(std::move(other.shared_)), rank_(other.rank_), owns_(std::exchange(other.owns_, false)) {}
+  ThreadMember& operator=(ThreadMember&& other) noexcept {
+    std::swap(shared_, other.shared_);
+    std::swap(rank_, other.rank_);
+    std::swap(owns_, other.owns_);
+    return *this;
+  }
+  ThreadMember(const ThreadMember&) = delete;
+  ThreadMember& operator=(const ThreadMember&) = delete;
+  ~ThreadMember() {
+    if (owns_ && shared_) shared_->leave(rank_);
+  }
+
+  /// One place a rank, in rank order. @throws std::invalid_argument unless world > 0
+  [[nodiscard]] static std::vector<ThreadMember> make(int world) {
+    const auto shared = make_rendezvous(world);
+    std::vector<ThreadMember> result;
+    for (int rank = 0; rank < world; ++rank) result.emplace_back(shared, rank, true);
+    return result;
+  }
+
+  /// Runs `body(ThreadMember)` on `world` threads, one a rank, and joins them. When a rank throws, the others
+  /// get an error from where they wait. @throws what the first rank that failed threw
+  template <class Body>
+  static void run(int world, const Body& body) {
+    const auto shared = make_rendezvous(world);
+    std::mutex mutex;
+    std::exception_ptr first;
+    const auto fail = [&](int rank, const std::string& text) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!first) first = std::current_exception();
+      }
+      shared->abort("rank " + std::to_string(rank) + " failed" + text);
+    };
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < world; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          body(ThreadMember(shared, rank, false));
+          shared->leave(rank);
+        } catch (const std::exception& error) {
+          fail(rank, std::string(": ") + error.what());
+        } catch (...) {
+          fail(rank, "");
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (first) std::rethrow_exception(first);
+  }
+
+  /// The same rank, for another user of it.
+  [[nodiscard]] ThreadMember borrow() const { return {shared_, rank_, false}; }
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int world() const noexcept { return shared_->world(); }
+  [[nodiscard]] Rendezvous& rendezvous() const noexcept { return *shared_; }
+
+  void abort(std::string_view message) const {
+    shared_->abort("rank " + std::to_string(rank_) + " failed: " + std::string(message));
+  }
+
+  /// All ranks post, `work` reads what others posted, all are done.
+  template <class Work>
+  void meet(const Rendezvous::Request& request, const Work& work) const {
+    shared_->post(rank_, request);
+    work();
+    shared_->done(rank_, request.operation);
+  }
+
+  /// Host bytes of every rank to every rank.
+  void exchange(std::span<const std::byte> mine, std::span<std::byte> all) const {
+    meet({.operation = "exchange", .count = static_cast<std::int64_t>(mine.size()), .source = mine.data()},
+         [&] {
+           for (int rank = 0; rank < world() && !mine.empty(); ++rank) {
+             std::memcpy(all.data() + static_cast<std::size_t>(rank) * mine.size(), shared_->of(rank).source,
+                         mine.size());
+           }
+         });
+  }
+
+ private:
+  [[nodiscard]] static std::shared_ptr<Rendezvous> make_rendezvous(int world) {
+    if (world < 1) {
+      throw std::invalid_argument("shardopt: a world needs at least one rank, got " + std::to_string(world));
+    }
+    return std::make_shared<Rendezvous>(world);
+  }
+
+  std::shared_ptr<Rendezvous> shared_;
+  int rank_;
+  bool owns_;
+};
+
+/// What ranks compare of a layout.
+[[nodiscard]] inline std::uint64_t digest_of(BlockLayout blocks) noexcept {
+  Digest digest;
+  for (const std::int64_t border : blocks.borders) digest.add(static_cast<std::uint64_t>(border));
+  return digest.value();
+}
+
+/// Bytes of elements.
+[[nodiscard]] inline std::int64_t bytes_of(std::int64_t elements, Dtype type) noexcept {
+  return elements * static_cast<std::int64_t>(size_of(type));
+}
+
+/// The address of an element of a buffer.
+[[nodiscard]] inline void* element_of(void* base, std::int64_t element, Dtype type) noexcept {
+  return static_cast<std::byte*>(base) + bytes_of(element, type);
+}
+
+}  // namespace shardopt::inline v0::detail

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <laws/cuda/case_list.hpp>
+#include <support/require_devices.hpp>
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/generators/catch_generators_range.hpp>
+
+namespace {
+
+using namespace test;
+
+/// What engines do differently, dealt out over the cases so that each meets each.
+Workload varied(Workload w, std::size_t turn) {
+  w.seed = 100 + turn;
+  w.variant = static_cast<int>(turn / 3 % 2);
+  w.separate = turn % 5 == 2;
+  w.shift_parameters = turn % 5 == 2 ? 0 : static_cast<int>(turn % 4);
+  w.shift_gradients = turn % 5 == 2 ? 0 : static_cast<int>(turn / 2 % 4);
+  w.memory = static_cast<MemoryKind>(turn % 3);
+  w.announce = static_cast<Announce>(turn / 3 % 4);
+  w.count_skipped = turn % 2 == 1;
+  if (turn % 7 == 3) w.max_norm = std::numeric_limits<float>::infinity();
+  if (turn % 2 == 0) w.bucket_bytes *= 3;
+  return w;
+}
+
+void check_same_bits(const NamedCase& c, const Workload& w) {
+  CAPTURE(c.name, w.name, w.world, w.variant, w.separate, w.shift_parameters, w.shift_gradients, static_cast<int>(w.memory),
+          static_cast<int>(w.announce), w.bucket_bytes, w.max_norm, w.seed);
+  const Outcome host = c.on_host(w);
+  const Outcome cuda = c.on_nccl(w);
+  CHECK(difference(host, cuda, c.types) == "");
+  CHECK(foreign_writes(w, host, c.types) == "");
+  CHECK(foreign_writes(w, cuda, c.types) == "");
+}
+
+}  // namespace
+
+TEST_CASE("Host and GPUs give the same bits under an ordered reduction, and write nothing else", "[laws][cuda][law3][law5]") {
+  const std::size_t index = GENERATE(range(std::size_t{0}, cases().size()));
+  // Each case in one world; the policies and precisions meet all of them.
+  constexpr std::array<int, 5> worlds{4, 2, 3, 8, 1};
+  const int world = worlds[(index + index / 4) % worlds.size()];
+  require_devices(world);
+  check_same_bits(cases()[index], varied(index % 3 == 1 ? dense(world) : awkward(world), index));
+}
+
+TEST_CASE("A world of one on a GPU gives the host's bits, by NCCL and without", "[laws][cuda][law3]") {
+  require_devices(1);
+  const std::size_t turn = GENERATE(std::size_t{0}, std::size_t{4});
+  const Workload w = varied(awkward(1), turn);
+  using Adam = Case<so::AdamW, so::FlatSharding, Fp32>;
+  CHECK(difference(run_on_host<Adam>(w), run_on_solo_cuda<Adam>(w), Adam::types) == "");
+  using Sign = Case<SignRule, so::PerParameterSharding, Bf16Fp32>;
+  const Outcome solo = run_on_solo_cuda<Sign>(w);
+  CHECK(difference(run_on_host<Sign>(w), solo, Sign::types) == "");
+  CHECK(difference(run_on_nccl<Sign>(w), solo, Sign::types) == "");
+}
+
+TEST_CASE("Ranks that share one GPU give the host's bits", "[laws][cuda][law3][law5]") {
+  require_devices(1);
+  const int world = GENERATE(3, 8);
+  const Workload w = varied(awkward(world), static_cast<std::size_t>(world));
+  using Sign = Case<SignRule, so::PerParameterSharding, Bf16Fp32>;
+  const Outcome cuda = run_on_threads_cuda<Sign>(w);
+  CHECK(difference(run_on_host<Sign>(w), cuda, Sign::types) == "");
+  CHECK(foreign_writes(w, cuda, Sign::types) == "");
+}
+
+TEST_CASE("Non-finite gradients that the engine lets through give NaNs where the host has them", "[laws][cuda][law3]") {
+  require_devices(3);
+  Workload w = awkward(3);
+  w.non_finite = so::NonFinite::propagate;
+  w.given_gradient = [base = awkward(3)](int step, int rank, std::int64_t offset) {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    if (step == 4 && offset % 97 == 5) {
+      const float specials[] = {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()};
+      return specials[(offset + rank) % 3];
+    }
+    return gradient(base, step, rank, offset);
+  };
+  for (const std::size_t index : {std::size_t{0}, std::size_t{2}, std::size_t{4}, std::size_t{13}}) {
+    const NamedCase& c = cases()[index];
+    CAPTURE(c.name);
+    const Outcome host = c.on_host(w);
+    CHECK(host.front().results[4].non_finite > 0);
+    CHECK_FALSE(host.front().results[4].skipped);
+    CHECK(difference(host, c.on_nccl(w), c.types) == "");
+  }
+}
+
+TEST_CASE("Very small and very large gradients give the host's bits", "[laws][cuda][law3]") {
+  // Subnormal numbers, and squares beyond the range of floats.
+  require_devices(2);
+  const float magnitude = GENERATE(3e-39f, 1e-30f, 1e25f);
+  CAPTURE(magnitude);
+  Workload w = dense(2);
+  w.magnitude = magnitude;
+  w.max_norm = magnitude < 1.0f ? 1e-38f : 1.0f;
+  for (const std::size_t index : {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{8}}) {
+    const NamedCase& c = cases()[index];
+    CAPTURE(c.name);
+    CHECK(difference(c.on_host(w), c.on_nccl(w), c.types) == "");
+  }
+}
+
+TEST_CASE("Host and GPUs give the same bits: every case in every world", "[laws][cuda][law3][law5][full]") {
+  const std::size_t index = GENERATE(range(std::size_t{0}, cases().size()));
+  const int world = GENERATE(1, 2, 3, 4, 5, 6, 7, 8);
+  require_devices(world);
+  const std::size_t turn = index + static_cast<std::size_t>(world) * 7;
+  check_same_bits(cases()[index], varied(awkward(world), turn));
+  check_same_bits(cases()[index], varied(dense(world), turn + 1));
+  check_same_bits(cases()[index], varied(tiny(world), turn + 2));
+}

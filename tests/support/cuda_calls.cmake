@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# count_cuda_calls(test): lets a test made by shardopt_add_test() count its calls of CUDA and NCCL (cuda_calls.hpp).
+function(count_cuda_calls name)
+  if(NOT TARGET test_${name})
+    return()
+  endif()
+  set(source ${PROJECT_SOURCE_DIR}/tests/support/cuda_calls.cpp)
+  target_sources(test_${name} PRIVATE ${source})
+  file(STRINGS ${source} lines REGEX "^SHARDOPT_TEST_WRAP")
+  foreach(line IN LISTS lines)
+    if(line MATCHES "\\(((cudaError_t|ncclResult_t), )?((cuda|nccl)[A-Z][A-Za-z]+),")
+      target_link_options(test_${name} PRIVATE "LINKER:--wrap=${CMAKE_MATCH_3}")
+    endif()
+  endforeach()
+endfunction()
