@@ -159,6 +159,7 @@ class ZeroOptimizer {
   /// the host, is done on return).
   /// @throws std::invalid_argument for options that are not finite; nothing was enqueued
   StepTicket step(const StepOptions& options, Stream stream) {
+    require_working();
     validate(options);
     if (reduced_) throw std::logic_error("shardopt: step after reduce(); call apply() or discard()");
     static_cast<void>(reduce(options, stream));
@@ -196,6 +197,7 @@ class ZeroOptimizer {
   /// Second half: updates and gathers, unless the step is skipped.
   /// @throws std::logic_error without reduce() before
   StepTicket apply(const StepOptions& options, Stream stream) {
+    require_working();
     validate(options);
     return finish(options, stream, false);
   }
