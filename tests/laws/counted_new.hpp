@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-/// This test program replaces operator new and counts, each thread for itself. The Host device allocates with an alignment,
-/// nothing else here does.
+/// This test program replaces operator new and counts, each thread for itself. The Host device allocates with
+/// an alignment, nothing else here does.
 namespace test {
 
 struct AllocationCounts {

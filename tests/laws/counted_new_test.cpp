@@ -25,7 +25,8 @@ void* aligned(std::size_t bytes, std::size_t alignment) {
   auto& counts = test::allocations();
   ++counts.aligned_calls;
   counts.aligned_bytes += static_cast<std::int64_t>(bytes);
-  if (void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)) return memory;
+  if (void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment))
+    return memory;
   throw std::bad_alloc();
 }
 
@@ -33,8 +34,12 @@ void* aligned(std::size_t bytes, std::size_t alignment) {
 
 void* operator new(std::size_t bytes) { return plain(bytes); }
 void* operator new[](std::size_t bytes) { return plain(bytes); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) { return aligned(bytes, static_cast<std::size_t>(alignment)); }
-void* operator new[](std::size_t bytes, std::align_val_t alignment) { return aligned(bytes, static_cast<std::size_t>(alignment)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return aligned(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return aligned(bytes, static_cast<std::size_t>(alignment));
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Law 4: the plan is what is allocated, byte for byte. (That nothing is written outside a given arena is part of the sharded
-// tests: they guard it.)
+// Law 4: the plan is what is allocated, byte for byte. (That nothing is written outside a given arena is part
+// of the sharded tests: they guard it.)
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -23,14 +23,19 @@ struct Combo {
   using Rule = R;
   using Optimizer = ThreadsOptimizer<R, P, S>;
 };
-using Combos = std::tuple<Combo<so::AdamW, so::FlatSharding, so::FullPrecision>, Combo<so::SGD, so::PerParameterSharding, so::Mixed<so::bf16, so::bf16, float>>,
+using Combos = std::tuple<Combo<so::AdamW, so::FlatSharding, so::FullPrecision>,
+                          Combo<so::SGD, so::PerParameterSharding, so::Mixed<so::bf16, so::bf16, float>>,
                           Combo<so::AdamAmsgrad, so::Replicated, so::Mixed<so::fp16, float, float>>,
                           Combo<SignRule, ScatterSharding, so::Mixed<so::bf16, float, float>>>;
 
 class Told : public so::Observer {
  public:
-  void before_allocation(const so::MemoryPlan& plan) override { before.push_back(plan.device_bytes + plan.pinned_bytes); }
-  void after_allocation(const so::MemoryPlan& plan) override { after.push_back(plan.device_bytes + plan.pinned_bytes); }
+  void before_allocation(const so::MemoryPlan& plan) override {
+    before.push_back(plan.device_bytes + plan.pinned_bytes);
+  }
+  void after_allocation(const so::MemoryPlan& plan) override {
+    after.push_back(plan.device_bytes + plan.pinned_bytes);
+  }
   std::vector<std::int64_t> before;
   std::vector<std::int64_t> after;
 };
@@ -50,7 +55,8 @@ struct Found {
 
 }  // namespace
 
-TEMPLATE_LIST_TEST_CASE("What is allocated is what was planned, byte for byte, and steps allocate nothing", "[laws][law4][host]", Combos) {
+TEMPLATE_LIST_TEST_CASE("What is allocated is what was planned, byte for byte, and steps allocate nothing",
+                        "[laws][law4][host]", Combos) {
   using Optimizer = typename TestType::Optimizer;
   const int world = GENERATE(1, 2, 3, 8);
   const bool scattered = GENERATE(false, true);
@@ -58,7 +64,10 @@ TEMPLATE_LIST_TEST_CASE("What is allocated is what was planned, byte for byte, a
   so::ParameterTable table;
   std::int64_t offset = 0;
   for (const std::int64_t size : {300, 0, 5000, 1, 2048}) {
-    table.add({.name = "p" + std::to_string(table.size()), .shape = {size}, .offset = offset, .group = table.size() % 2 == 0 ? "a" : "b"});
+    table.add({.name = "p" + std::to_string(table.size()),
+               .shape = {size},
+               .offset = offset,
+               .group = table.size() % 2 == 0 ? "a" : "b"});
     offset += size + (scattered ? 3 : 0);
   }
   const auto found = on_ranks(world, [&](HostThreads comm) {
@@ -73,7 +82,8 @@ TEMPLATE_LIST_TEST_CASE("What is allocated is what was planned, byte for byte, a
     result.planned = plan.device_bytes + plan.pinned_bytes;
     result.allocated_by_plan = allocations().aligned_bytes - at_first;
     // The parts of control_bytes are rounded up one by one.
-    result.sum_of_parts = plan.control_bytes + whole(plan.map_bytes) + whole(plan.staging_bytes) + whole(plan.workspace_bytes) + plan.pinned_bytes;
+    result.sum_of_parts = plan.control_bytes + whole(plan.map_bytes) + whole(plan.staging_bytes) +
+                          whole(plan.workspace_bytes) + plan.pinned_bytes;
     for (const auto& buffer : plan.buffers) result.sum_of_parts += whole(buffer.bytes);
     std::int64_t before = allocations().aligned_bytes;
     Engine<Optimizer> engine(table, config, std::move(comm));
@@ -101,7 +111,8 @@ TEMPLATE_LIST_TEST_CASE("What is allocated is what was planned, byte for byte, a
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("An optimizer that is handed an arena of the planned size allocates nothing", "[laws][law4][host]", Combos) {
+TEMPLATE_LIST_TEST_CASE("An optimizer that is handed an arena of the planned size allocates nothing",
+                        "[laws][law4][host]", Combos) {
   using Optimizer = typename TestType::Optimizer;
   using Param = typename Optimizer::Param;
   using Grad = typename Optimizer::Grad;
@@ -112,7 +123,8 @@ TEMPLATE_LIST_TEST_CASE("An optimizer that is handed an arena of the planned siz
   const auto size = static_cast<std::size_t>(extent_of(table));
   const auto verdicts = on_ranks(world, [&](HostThreads comm) -> std::string {
     const typename Optimizer::Config config;
-    const so::MemoryPlan plan = Optimizer::plan(table, config, {.rank = comm.rank(), .world = world}, adopted);
+    const so::MemoryPlan plan =
+        Optimizer::plan(table, config, {.rank = comm.rank(), .world = world}, adopted);
     GuardedMemory<HostMemory> device(plan.device_bytes, {});
     GuardedMemory<HostMemory> pinned(plan.pinned_bytes, {});
     std::vector<Param> parameters(size, rounded<Param>(1.0));
@@ -130,7 +142,8 @@ TEMPLATE_LIST_TEST_CASE("An optimizer that is handed an arena of the planned siz
     }
     const std::int64_t before = allocations().aligned_calls;
     {
-      Optimizer optimizer(table, config, std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()}, memory, {});
+      Optimizer optimizer(table, config, std::move(comm),
+                          so::FlatBuffers{parameters.data(), gradients.data()}, memory, {});
       for (int k = 0; k < 3; ++k) {
         if (optimizer.step({}, {}).get().updates != k + 1) return "a step was not made";
       }
@@ -143,7 +156,8 @@ TEMPLATE_LIST_TEST_CASE("An optimizer that is handed an arena of the planned siz
   for (const std::string& verdict : verdicts) CHECK(verdict == "");
 }
 
-TEST_CASE("An arena that is null or not aligned is refused before anything is written", "[laws][law4][law9][host]") {
+TEST_CASE("An arena that is null or not aligned is refused before anything is written",
+          "[laws][law4][law9][host]") {
   using Optimizer = ThreadsOptimizer<so::AdamW>;
   const auto table = table_of_sizes({300});
   const auto plan = Optimizer::plan(table, {}, {});
@@ -153,14 +167,17 @@ TEST_CASE("An arena that is null or not aligned is refused before anything is wr
   const auto refusal = [&](so::Arena arena) {
     return on_ranks(1, [&](HostThreads comm) {
       return message_of<std::invalid_argument>([&] {
-        Optimizer optimizer(table, {}, std::move(comm), so::FlatBuffers{values.data(), values.data() + 300}, arena, {});
+        Optimizer optimizer(table, {}, std::move(comm), so::FlatBuffers{values.data(), values.data() + 300},
+                            arena, {});
       });
     })[0];
   };
   CHECK(refusal({nullptr, pinned.data()}).find("null") != std::string::npos);
   CHECK(refusal({device.data(), nullptr}).find("null") != std::string::npos);
-  CHECK(refusal({device.data() + 4, pinned.data()}).find("Arena.device must be aligned to 256") != std::string::npos);
-  CHECK(refusal({device.data(), pinned.data() + 64}).find("Arena.pinned must be aligned to 256") != std::string::npos);
+  CHECK(refusal({device.data() + 4, pinned.data()}).find("Arena.device must be aligned to 256") !=
+        std::string::npos);
+  CHECK(refusal({device.data(), pinned.data() + 64}).find("Arena.pinned must be aligned to 256") !=
+        std::string::npos);
   CHECK(std::all_of(device.data(), device.data() + device.bytes(), [](std::byte b) { return b == poison; }));
   CHECK(values == std::vector<float>(600, 1.0f));
 }

@@ -7,8 +7,8 @@
 
 #include <chrono>
 #include <filesystem>
-#include <functional>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -20,7 +20,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 }  // namespace
 
@@ -32,7 +34,8 @@ TEST_CASE("Ranks that own nothing take part like all others", "[reports][B064][h
   for (int rank = 0; rank < 8; ++rank) logs.push_back(std::make_shared<CallLog>());
   const auto values = on_ranks(8, [&](HostThreads comm) {
     const int rank = comm.rank();
-    Engine<Optimizer> engine(table_of_sizes({3 * cut}), {.groups = {{"default", {.lr = 1}}}}, Watched<HostThreads>(std::move(comm), logs[static_cast<std::size_t>(rank)]));
+    Engine<Optimizer> engine(table_of_sizes({3 * cut}), {.groups = {{"default", {.lr = 1}}}},
+                             Watched<HostThreads>(std::move(comm), logs[static_cast<std::size_t>(rank)]));
     for (int step = 0; step < 3; ++step) {
       engine.fill_gradients(1);
       engine.step({.gradient_scale = 0.125f});
@@ -43,7 +46,8 @@ TEST_CASE("Ranks that own nothing take part like all others", "[reports][B064][h
   for (const auto& rank : values) CHECK(rank == std::vector<double>(static_cast<std::size_t>(3 * cut), -3.0));
   for (const auto& log : logs) {
     REQUIRE(log->calls.size() == logs[0]->calls.size());
-    for (std::size_t k = 0; k < log->calls.size(); ++k) CHECK(log->calls[k].operation == logs[0]->calls[k].operation);
+    for (std::size_t k = 0; k < log->calls.size(); ++k)
+      CHECK(log->calls[k].operation == logs[0]->calls[k].operation);
   }
 }
 
@@ -68,7 +72,8 @@ TEST_CASE("Collectives of nothing return and touch nothing", "[reports][B064][ho
   for (const auto& words : buffers) CHECK(words == std::vector<std::int64_t>(8, 77));
 }
 
-TEST_CASE("Ranks whose collectives differ are both told how, at once, and nothing is written", "[reports][B065][host]") {
+TEST_CASE("Ranks whose collectives differ are both told how, at once, and nothing is written",
+          "[reports][B065][host]") {
   struct Case {
     const char* what;
     std::function<void(HostThreads&, std::vector<float>&, bool)> call;
@@ -78,7 +83,8 @@ TEST_CASE("Ranks whose collectives differ are both told how, at once, and nothin
   const std::vector<Case> cases = {
       {"counts",
        [&](HostThreads& comm, std::vector<float>& data, bool odd) {
-         comm.reduce_scatter(data.data(), {blocks(odd ? 6 : 5)}, so::Dtype::fp32, so::Reduction::ordered, nullptr);
+         comm.reduce_scatter(data.data(), {blocks(odd ? 6 : 5)}, so::Dtype::fp32, so::Reduction::ordered,
+                             nullptr);
        },
        {"reduce_scatter of 10", "reduce_scatter of 12"}},
       {"operations",
@@ -88,9 +94,15 @@ TEST_CASE("Ranks whose collectives differ are both told how, at once, and nothin
        },
        {"reduce_scatter of 10", "all_gather of 10"}},
       {"types",
-       [&](HostThreads& comm, std::vector<float>& data, bool odd) { comm.all_gather(data.data(), {blocks(5)}, odd ? so::Dtype::bf16 : so::Dtype::fp32); },
+       [&](HostThreads& comm, std::vector<float>& data, bool odd) {
+         comm.all_gather(data.data(), {blocks(5)}, odd ? so::Dtype::bf16 : so::Dtype::fp32);
+       },
        {"fp32", "bf16"}},
-      {"roots", [](HostThreads& comm, std::vector<float>& data, bool odd) { comm.broadcast(data.data(), 40, odd ? 1 : 0); }, {"root 0", "root 1"}},
+      {"roots",
+       [](HostThreads& comm, std::vector<float>& data, bool odd) {
+         comm.broadcast(data.data(), 40, odd ? 1 : 0);
+       },
+       {"root 0", "root 1"}},
       {"blocks",
        [](HostThreads& comm, std::vector<float>& data, bool odd) {
          const std::vector<std::int64_t> borders{0, odd ? 4 : 5, 10};
@@ -165,7 +177,8 @@ TEST_CASE("A rank that leaves while others wait for it is an error for them", "[
   });
   CHECK(seconds_since(start) < 1);
   CHECK(messages[1] == "");
-  for (const std::size_t rank : {0U, 2U, 3U}) CHECK(messages[rank].find("rank 1 has left while others wait for it in barrier") != std::string::npos);
+  for (const std::size_t rank : {0U, 2U, 3U})
+    CHECK(messages[rank].find("rank 1 has left while others wait for it in barrier") != std::string::npos);
 }
 
 namespace {
@@ -199,22 +212,27 @@ TEST_CASE("Barriers can be entered again at once, a hundred thousand times", "[r
   meet_often(64, 10000);
 }
 
-TEST_CASE("Ownership and the order of buckets are the same on all ranks and in all runs", "[reports][B070][host]") {
-  using Optimizer = so::ZeroOptimizer<so::AdamW, so::PerParameterSharding, Watched<HostThreads>, so::FullPrecision>;
+TEST_CASE("Ownership and the order of buckets are the same on all ranks and in all runs",
+          "[reports][B070][host]") {
+  using Optimizer =
+      so::ZeroOptimizer<so::AdamW, so::PerParameterSharding, Watched<HostThreads>, so::FullPrecision>;
   class Order : public so::Observer {
    public:
     void bucket_reduced(std::int64_t bucket, std::int64_t) override { buckets.push_back(bucket); }
     std::vector<std::int64_t> buckets;
   };
   std::vector<Packed> tensors;
-  for (int k = 0; k < 12; ++k) tensors.push_back({"layer" + std::to_string(noise(k) % 1000) + "." + std::to_string(k), {1 + static_cast<std::int64_t>(noise(k, 1) % 1500)}});
+  for (int k = 0; k < 12; ++k)
+    tensors.push_back({"layer" + std::to_string(noise(k) % 1000) + "." + std::to_string(k),
+                       {1 + static_cast<std::int64_t>(noise(k, 1) % 1500)}});
   const auto table = packed_table(tensors);
   std::vector<std::string> first;
   for (int run = 0; run < 20; ++run) {
     const auto told = on_ranks(4, [&](HostThreads comm) {
       Order order;
       const int rank = comm.rank();
-      Engine<Optimizer> engine(table, {.sharding = {.bucket_bytes = 5000}, .observer = &order}, Watched<HostThreads>(std::move(comm), std::make_shared<CallLog>()), 1.0);
+      Engine<Optimizer> engine(table, {.sharding = {.bucket_bytes = 5000}, .observer = &order},
+                               Watched<HostThreads>(std::move(comm), std::make_shared<CallLog>()), 1.0);
       // Each rank announces in an order of its own, another in each run.
       std::vector<std::uint32_t> ids(tensors.size());
       for (std::uint32_t k = 0; k < ids.size(); ++k) ids[k] = k;
@@ -224,7 +242,9 @@ TEST_CASE("Ownership and the order of buckets are the same on all ranks and in a
       std::ostringstream text;
       for (const std::int64_t bucket : order.buckets) text << bucket << ' ';
       std::string owned;
-      for (const auto& part : engine.optimizer.owned()) owned += std::string(part.name) + std::to_string(part.range.begin) + "-" + std::to_string(part.range.end) + " ";
+      for (const auto& part : engine.optimizer.owned())
+        owned += std::string(part.name) + std::to_string(part.range.begin) + "-" +
+                 std::to_string(part.range.end) + " ";
       return std::pair(text.str(), owned);
     });
     std::vector<std::string> mine;

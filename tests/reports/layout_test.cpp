@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What users of such systems reported about layouts: sizes, empty parameters, alignment, buckets, 64-bit counts.
+// What users of such systems reported about layouts: sizes, empty parameters, alignment, buckets, 64-bit
+// counts.
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
@@ -21,7 +22,8 @@ using Sgd = ThreadsOptimizer<so::SGD>;
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("Groups with fewer elements than ranks train like any other", "[reports][B001][host]", so::FlatSharding, so::PerParameterSharding) {
+TEMPLATE_TEST_CASE("Groups with fewer elements than ranks train like any other", "[reports][B001][host]",
+                   so::FlatSharding, so::PerParameterSharding) {
   using Optimizer = ThreadsOptimizer<so::SGD, so::FullPrecision, TestType>;
   const int world = GENERATE(1, 2, 3, 4, 8);
   const std::int64_t cut = GENERATE(std::int64_t{1}, grain);
@@ -44,15 +46,15 @@ TEMPLATE_TEST_CASE("Groups with fewer elements than ranks train like any other",
   }
 }
 
-TEMPLATE_TEST_CASE("Empty parameters keep their shapes and hide no neighbour, wherever they stand", "[reports][B002][host]", so::FlatSharding,
-                   so::PerParameterSharding, so::Replicated) {
+TEMPLATE_TEST_CASE("Empty parameters keep their shapes and hide no neighbour, wherever they stand",
+                   "[reports][B002][host]", so::FlatSharding, so::PerParameterSharding, so::Replicated) {
   using Optimizer = ThreadsOptimizer<so::Adam, so::FullPrecision, TestType>;
   const std::vector<std::vector<so::Shape>> layouts = {
-      {{8 * grain}, {0, 8}, {24 * grain}},                     // inside what rank 0 owns
-      {{16 * grain}, {8, 0}},                                  // at the end
-      {{0, 8}, {16 * grain}, {3}},                             // at the start
-      {{5}, {8, 0}, {0, 8}, {0}, {16 * grain}},                // three in a row
-      {{0, 8}, {8, 0}, {0}},                                   // nothing else
+      {{8 * grain}, {0, 8}, {24 * grain}},       // inside what rank 0 owns
+      {{16 * grain}, {8, 0}},                    // at the end
+      {{0, 8}, {16 * grain}, {3}},               // at the start
+      {{5}, {8, 0}, {0, 8}, {0}, {16 * grain}},  // three in a row
+      {{0, 8}, {8, 0}, {0}},                     // nothing else
   };
   const int world = GENERATE(1, 2, 3);
   for (const auto& shapes : layouts) {
@@ -62,12 +64,15 @@ TEMPLATE_TEST_CASE("Empty parameters keep their shapes and hide no neighbour, wh
     std::vector<std::vector<so::Shape>> kept(static_cast<std::size_t>(world));
     const auto values = on_ranks(world, [&](HostThreads comm) {
       auto& mine = kept[static_cast<std::size_t>(comm.rank())];
-      Engine<Optimizer> engine(table, {.groups = {{"default", {.lr = 0.1}}}, .sharding = {.bucket_bytes = 4096}}, std::move(comm));
-      for (std::uint32_t k = 0; k < shapes.size(); ++k) engine.optimizer.gradient_ready(so::ParameterId{k}, {});
+      Engine<Optimizer> engine(
+          table, {.groups = {{"default", {.lr = 0.1}}}, .sharding = {.bucket_bytes = 4096}}, std::move(comm));
+      for (std::uint32_t k = 0; k < shapes.size(); ++k)
+        engine.optimizer.gradient_ready(so::ParameterId{k}, {});
       for (auto& g : engine.gradients) g = 1;
       engine.fill_gradients(1);
       engine.step();
-      for (std::uint32_t k = 0; k < shapes.size(); ++k) engine.optimizer.wait_parameters(so::ParameterId{k}, {});
+      for (std::uint32_t k = 0; k < shapes.size(); ++k)
+        engine.optimizer.wait_parameters(so::ParameterId{k}, {});
       for (const auto& entry : engine.optimizer.table().entries()) mine.push_back(entry.shape);
       return engine.values();
     });
@@ -79,20 +84,23 @@ TEMPLATE_TEST_CASE("Empty parameters keep their shapes and hide no neighbour, wh
   }
 }
 
-TEMPLATE_TEST_CASE("Odd sizes and unaligned buffers update every element", "[reports][B008][host]", (so::Mixed<float, float, float>),
-                   (so::Mixed<so::bf16, so::bf16, float>), (so::Mixed<so::bf16, float, float>), (so::Mixed<so::fp16, so::fp16, float>)) {
+TEMPLATE_TEST_CASE("Odd sizes and unaligned buffers update every element", "[reports][B008][host]",
+                   (so::Mixed<float, float, float>), (so::Mixed<so::bf16, so::bf16, float>),
+                   (so::Mixed<so::bf16, float, float>), (so::Mixed<so::fp16, so::fp16, float>)) {
   using Optimizer = ThreadsOptimizer<so::Adam, TestType>;
   using Param = typename TestType::Param;
   using Grad = typename TestType::Grad;
   const int world = GENERATE(1, 2, 3);
-  const std::size_t shift = GENERATE(0, 1, 2, 3);  // elements behind a 16-byte boundary: 2 and 4 bytes, and more
+  const std::size_t shift =
+      GENERATE(0, 1, 2, 3);  // elements behind a 16-byte boundary: 2 and 4 bytes, and more
   CAPTURE(world, shift);
   const auto table = table_of_sizes({3, 5, 7, 1, 64, 9});
   const auto values = on_ranks(world, [&](HostThreads comm) {
     alignas(16) Param parameters[96] = {};
     alignas(16) Grad gradients[96] = {};
     for (Grad& g : gradients) g = rounded<Grad>(1.0);
-    Optimizer optimizer(table, {.groups = {{"default", {.lr = 0.1}}}}, std::move(comm), so::FlatBuffers{parameters + shift, gradients + shift}, {});
+    Optimizer optimizer(table, {.groups = {{"default", {.lr = 0.1}}}}, std::move(comm),
+                        so::FlatBuffers{parameters + shift, gradients + shift}, {});
     optimizer.step({.gradient_scale = 1.0f / static_cast<float>(world)}, {});
     std::vector<double> result;
     for (std::size_t i = 0; i < 89; ++i) result.push_back(value_of(parameters[shift + i]));
@@ -101,25 +109,29 @@ TEMPLATE_TEST_CASE("Odd sizes and unaligned buffers update every element", "[rep
     }
     return result;
   });
-  const double expected = so::dtype_of<Param> == so::Dtype::bf16 ? -0.10009765625 : so::dtype_of<Param> == so::Dtype::fp16 ? -0.0999755859375 : -0.1;
+  const double expected = so::dtype_of<Param> == so::Dtype::bf16   ? -0.10009765625
+                          : so::dtype_of<Param> == so::Dtype::fp16 ? -0.0999755859375
+                                                                   : -0.1;
   for (const auto& rank : values) {
     REQUIRE(rank.size() == 89);
     for (const double p : rank) REQUIRE(std::fabs(p - expected) <= 1e-7);
   }
 }
 
-TEMPLATE_TEST_CASE("A bucket of no bytes is refused by its name", "[reports][B011][host]", so::FlatSharding, so::PerParameterSharding, so::Replicated) {
+TEMPLATE_TEST_CASE("A bucket of no bytes is refused by its name", "[reports][B011][host]", so::FlatSharding,
+                   so::PerParameterSharding, so::Replicated) {
   using Optimizer = ThreadsOptimizer<so::SGD, so::FullPrecision, TestType>;
   const std::int64_t bytes = GENERATE(0, -1, -4096);
   const auto table = table_of_sizes({10, 3, 1});
-  for (const auto& message : messages_of_ranks<std::invalid_argument>(
-           2, [&](HostThreads comm) { Engine<Optimizer> engine(table, {.sharding = {.bucket_bytes = bytes}}, std::move(comm)); })) {
+  for (const auto& message : messages_of_ranks<std::invalid_argument>(2, [&](HostThreads comm) {
+         Engine<Optimizer> engine(table, {.sharding = {.bucket_bytes = bytes}}, std::move(comm));
+       })) {
     CHECK(message.find("bucket_bytes") != std::string::npos);
   }
 }
 
-TEMPLATE_TEST_CASE("Parameters larger than a bucket are reduced whole, and every rank makes the same calls", "[reports][B011][B064][host]", so::FlatSharding,
-                   so::PerParameterSharding) {
+TEMPLATE_TEST_CASE("Parameters larger than a bucket are reduced whole, and every rank makes the same calls",
+                   "[reports][B011][B064][host]", so::FlatSharding, so::PerParameterSharding) {
   using Optimizer = so::ZeroOptimizer<so::SGD, TestType, Watched<HostThreads>, so::FullPrecision>;
   const std::int64_t capacity = GENERATE(1, 4, 10);
   const std::int64_t cut = GENERATE(std::int64_t{1}, grain);
@@ -130,14 +142,16 @@ TEMPLATE_TEST_CASE("Parameters larger than a bucket are reduced whole, and every
   for (int rank = 0; rank < world; ++rank) logs.push_back(std::make_shared<CallLog>());
   const auto values = on_ranks(world, [&](HostThreads comm) {
     const int rank = comm.rank();
-    Engine<Optimizer> engine(table, {.groups = {{"default", {.lr = 1}}}, .sharding = {.bucket_bytes = 4 * capacity * cut}},
-                             Watched<HostThreads>(std::move(comm), logs[static_cast<std::size_t>(rank)]));
+    Engine<Optimizer> engine(
+        table, {.groups = {{"default", {.lr = 1}}}, .sharding = {.bucket_bytes = 4 * capacity * cut}},
+        Watched<HostThreads>(std::move(comm), logs[static_cast<std::size_t>(rank)]));
     logs[static_cast<std::size_t>(rank)]->calls.clear();
     engine.fill_gradients(rank == 0 ? 1 : rank == 1 ? 3 : 0);
     engine.step({.gradient_scale = 0.5f});
     return engine.values();
   });
-  for (const auto& rank : values) REQUIRE(rank == std::vector<double>(static_cast<std::size_t>(14 * cut), -2.0));
+  for (const auto& rank : values)
+    REQUIRE(rank == std::vector<double>(static_cast<std::size_t>(14 * cut), -2.0));
   const auto without_own = [](std::vector<CallLog::Call> calls) {
     for (auto& call : calls) call.own = 0;
     return calls;
@@ -153,14 +167,16 @@ TEMPLATE_TEST_CASE("Parameters larger than a bucket are reduced whole, and every
   for (const auto& log : logs) CHECK(without_own(log->calls) == without_own(logs[0]->calls));
 }
 
-TEMPLATE_TEST_CASE("Plans count beyond 32 bits, without memory", "[reports][B012][host]", so::FlatSharding, so::PerParameterSharding) {
+TEMPLATE_TEST_CASE("Plans count beyond 32 bits, without memory", "[reports][B012][host]", so::FlatSharding,
+                   so::PerParameterSharding) {
   using Optimizer = ThreadsOptimizer<so::SGD, so::FullPrecision, TestType>;
   const auto shares = [](std::int64_t grains, int world) {
     so::ParameterTable table;
     table.add({.name = "w", .shape = {grains * grain}, .offset = 0});
     std::vector<std::int64_t> result;
     for (int rank = 0; rank < world; ++rank) {
-      const auto plan = Optimizer::plan(table, {.sharding = {.bucket_bytes = std::int64_t{1} << 52}}, {.rank = rank, .world = world});
+      const auto plan = Optimizer::plan(table, {.sharding = {.bucket_bytes = std::int64_t{1} << 52}},
+                                        {.rank = rank, .world = world});
       CHECK(plan.parameter_bytes == 4 * grains * grain);
       result.push_back(plan.owned_parameters / grain);
       CHECK(plan.owned_parameters % grain == 0);
@@ -178,7 +194,8 @@ TEMPLATE_TEST_CASE("Plans count beyond 32 bits, without memory", "[reports][B012
   CHECK(sum == 4294967297);
 }
 
-TEST_CASE("Offsets, bytes and products of dimensions are 64 bits wide, and what is wider is refused", "[reports][B014][host]") {
+TEST_CASE("Offsets, bytes and products of dimensions are 64 bits wide, and what is wider is refused",
+          "[reports][B014][host]") {
   so::ParameterTable table;
   std::int64_t offset = 0;
   for (const char* name : {"a", "b", "c"}) {
@@ -192,7 +209,10 @@ TEST_CASE("Offsets, bytes and products of dimensions are 64 bits wide, and what 
   CHECK(so::Shape{65536, 50257}.numel() == 3293642752);
   CHECK(so::Shape{64, 1024, 50257}.numel() == 3293642752);
   const std::int64_t large = std::int64_t{1} << 40;
-  CHECK(message_of<std::invalid_argument>([&] { static_cast<void>(so::Shape{large, large}.numel()); }).find("64 bits") != std::string::npos);
-  CHECK(message_of<std::invalid_argument>([&] { table.add({.name = "d", .shape = {large, large}, .offset = offset}); }).find("'d' is too large") !=
-        std::string::npos);
+  CHECK(message_of<std::invalid_argument>([&] {
+          static_cast<void>(so::Shape{large, large}.numel());
+        }).find("64 bits") != std::string::npos);
+  CHECK(message_of<std::invalid_argument>([&] {
+          table.add({.name = "d", .shape = {large, large}, .offset = offset});
+        }).find("'d' is too large") != std::string::npos);
 }

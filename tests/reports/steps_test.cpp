@@ -35,8 +35,10 @@ constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("The step counter does not stop where a narrow type would", "[reports][B032][host]", so::FullPrecision, Bf16, Fp16) {
-  Engine<SoloOptimizer<so::Adam, TestType>> engine(table_of_sizes({3}), {.groups = {{"default", {.lr = 1e-3}}}}, so::Solo<so::Host>{});
+TEMPLATE_TEST_CASE("The step counter does not stop where a narrow type would", "[reports][B032][host]",
+                   so::FullPrecision, Bf16, Fp16) {
+  Engine<SoloOptimizer<so::Adam, TestType>> engine(
+      table_of_sizes({3}), {.groups = {{"default", {.lr = 1e-3}}}}, so::Solo<so::Host>{});
   engine.fill_gradients(0.1);
   const auto gradients = engine.gradients;
   double before = 0;
@@ -66,7 +68,8 @@ TEST_CASE("Betas close to one keep their distance from it", "[reports][B033][hos
   };
   const auto c = GENERATE(Case{0.999, 1e-3}, Case{0.9999, 1e-4}, Case{0.999999, 1e-6});
   CAPTURE(c.beta2);
-  Engine<SoloOptimizer<so::Adam, Bf16>> engine(table_of_sizes({3}), {.groups = {{"default", {.lr = 0.5, .beta2 = c.beta2}}}}, so::Solo<so::Host>{});
+  Engine<SoloOptimizer<so::Adam, Bf16>> engine(
+      table_of_sizes({3}), {.groups = {{"default", {.lr = 0.5, .beta2 = c.beta2}}}}, so::Solo<so::Host>{});
   engine.fill_gradients(1);
   engine.step();
   CHECK(engine.state("exp_avg_sq")[0] == Approx(c.square).epsilon(1e-6));
@@ -74,7 +77,8 @@ TEST_CASE("Betas close to one keep their distance from it", "[reports][B033][hos
 }
 
 TEST_CASE("A beta of 0.999999 is right after 100000 steps", "[reports][B033][host]") {
-  Engine<SoloOptimizer<so::Adam, Bf16>> engine(table_of_sizes({1}), {.groups = {{"default", {.lr = 1e-6, .beta2 = 0.999999}}}}, so::Solo<so::Host>{});
+  Engine<SoloOptimizer<so::Adam, Bf16>> engine(
+      table_of_sizes({1}), {.groups = {{"default", {.lr = 1e-6, .beta2 = 0.999999}}}}, so::Solo<so::Host>{});
   engine.fill_gradients(1);
   for (int step = 0; step < 99999; ++step) engine.optimizer.step({}, {});
   engine.optimizer.state("master")[0] = 0;
@@ -85,21 +89,27 @@ TEST_CASE("A beta of 0.999999 is right after 100000 steps", "[reports][B033][hos
 
 TEST_CASE("Epsilon stands outside the root after the bias correction", "[reports][B034][host]") {
   const auto run = [](auto engine_type) {
-    typename decltype(engine_type)::type engine(table_of_sizes({9}), {.groups = {{"default", {.lr = 1, .eps = 1e-8, .weight_decay = 0}}}}, so::Solo<so::Host>{});
+    typename decltype(engine_type)::type engine(
+        table_of_sizes({9}), {.groups = {{"default", {.lr = 1, .eps = 1e-8, .weight_decay = 0}}}},
+        so::Solo<so::Host>{});
     engine.fill_gradients(1e-8);
     engine.step();
     return engine.parameter(8);
   };
-  CHECK(run(std::type_identity<Engine<SoloOptimizer<so::Adam, so::FullPrecision>>>{}) == Approx(-0.5).epsilon(1e-5));
-  CHECK(run(std::type_identity<Engine<SoloOptimizer<so::AdamW, so::FullPrecision>>>{}) == Approx(-0.5).epsilon(1e-5));
+  CHECK(run(std::type_identity<Engine<SoloOptimizer<so::Adam, so::FullPrecision>>>{}) ==
+        Approx(-0.5).epsilon(1e-5));
+  CHECK(run(std::type_identity<Engine<SoloOptimizer<so::AdamW, so::FullPrecision>>>{}) ==
+        Approx(-0.5).epsilon(1e-5));
 }
 
 TEST_CASE("AdamW decays apart from the moments, Adam through them", "[reports][B034][host]") {
   const auto run = [](auto rule, double gradient) {
-    Engine<SoloOptimizer<decltype(rule), so::FullPrecision>> engine(table_of_sizes({9}), {.groups = {{"default", rule}}}, so::Solo<so::Host>{}, 1.0);
+    Engine<SoloOptimizer<decltype(rule), so::FullPrecision>> engine(
+        table_of_sizes({9}), {.groups = {{"default", rule}}}, so::Solo<so::Host>{}, 1.0);
     engine.fill_gradients(gradient);
     engine.step();
-    return std::vector<double>{engine.parameter(8), static_cast<double>(engine.state("exp_avg")[8]), static_cast<double>(engine.state("exp_avg_sq")[8])};
+    return std::vector<double>{engine.parameter(8), static_cast<double>(engine.state("exp_avg")[8]),
+                               static_cast<double>(engine.state("exp_avg_sq")[8])};
   };
   const auto decoupled = run(so::AdamW{.lr = 0.1, .weight_decay = 0.1}, 0);
   CHECK(std::fabs(decoupled[0] - 0.99) <= 1e-7);
@@ -124,16 +134,19 @@ TEST_CASE("An infinity or NaN anywhere makes every rank skip the same step", "[r
   const auto seen = on_ranks(world, [&](HostThreads comm) {
     const int rank = comm.rank();
     std::string wrong;
-    Engine<ThreadsOptimizer<so::AdamW>> engine(table_of_sizes({size}), {.max_norm = max_norm}, std::move(comm), 0.5);
+    Engine<ThreadsOptimizer<so::AdamW>> engine(table_of_sizes({size}), {.max_norm = max_norm},
+                                               std::move(comm), 0.5);
     engine.fill_gradients(1);
     engine.step();
     const auto parameters = engine.parameters;
     const auto first = engine.state("exp_avg");
     const auto second = engine.state("exp_avg_sq");
 
-    // (a) In the raw gradient of one rank. (b) In the shard that a rank owns, where finite gradients add up to it.
+    // (a) In the raw gradient of one rank. (b) In the shard that a rank owns, where finite gradients add up
+    // to it.
     engine.fill_gradients(1);
-    if (!only_after_summing && rank == bad_rank) engine.gradients[static_cast<std::size_t>(noise(5, bad_rank) % size)] = static_cast<float>(bad);
+    if (!only_after_summing && rank == bad_rank)
+      engine.gradients[static_cast<std::size_t>(noise(5, bad_rank) % size)] = static_cast<float>(bad);
     if (only_after_summing) {
       float& element = engine.gradients[static_cast<std::size_t>(bad_rank * 4 * grain + 17)];
       constexpr float large = 3e38f;
@@ -148,13 +161,15 @@ TEST_CASE("An infinity or NaN anywhere makes every rank skip the same step", "[r
 
     engine.fill_gradients(1);
     const so::StepResult next = engine.step();
-    if (next.skipped || next.updates != 2 || next.iteration != 3 || engine.parameters == parameters) wrong += "next step ";
+    if (next.skipped || next.updates != 2 || next.iteration != 3 || engine.parameters == parameters)
+      wrong += "next step ";
     return wrong;
   });
   for (const std::string& wrong : seen) CHECK(wrong == "");
 }
 
-TEST_CASE("bf16 gradients are checked without loss scaling, and skipped steps are seen", "[reports][B048][host]") {
+TEST_CASE("bf16 gradients are checked without loss scaling, and skipped steps are seen",
+          "[reports][B048][host]") {
   struct Seen {
     double parameter = 0, master = 0;
     int skipped = 0;
@@ -170,7 +185,9 @@ TEST_CASE("bf16 gradients are checked without loss scaling, and skipped steps ar
     const int rank = comm.rank();
     Watcher watcher;
     Engine<ThreadsOptimizer<so::SGD, Bf16>> engine(
-        table_of_sizes({2 * grain}), {.groups = {{"default", {.lr = 0.1}}}, .count_skipped_updates = count_skipped, .observer = &watcher}, std::move(comm));
+        table_of_sizes({2 * grain}),
+        {.groups = {{"default", {.lr = 0.1}}}, .count_skipped_updates = count_skipped, .observer = &watcher},
+        std::move(comm));
     Seen mine;
     for (int step = 1; step <= 4; ++step) {
       engine.fill_gradients(0.5);
@@ -194,12 +211,15 @@ TEST_CASE("bf16 gradients are checked without loss scaling, and skipped steps ar
 
 TEST_CASE("With the check off a non-finite gradient goes where the rule takes it", "[reports][B048][host]") {
   const auto seen = on_ranks(2, [](HostThreads comm) {
-    Engine<ThreadsOptimizer<so::SGD, Bf16>> engine(table_of_sizes({2 * grain}), {.groups = {{"default", {.lr = 1}}}, .max_norm = 1, .non_finite = so::NonFinite::propagate},
-                                                   std::move(comm));
+    Engine<ThreadsOptimizer<so::SGD, Bf16>> engine(
+        table_of_sizes({2 * grain}),
+        {.groups = {{"default", {.lr = 1}}}, .max_norm = 1, .non_finite = so::NonFinite::propagate},
+        std::move(comm));
     engine.fill_gradients(0.5);
     engine.gradients[7] = rounded<so::bf16>(infinity);
     const auto result = engine.step();
-    return std::vector<double>{engine.parameter(7), engine.parameter(8), result.skipped ? 1.0 : 0.0, static_cast<double>(result.non_finite), result.norm};
+    return std::vector<double>{engine.parameter(7), engine.parameter(8), result.skipped ? 1.0 : 0.0,
+                               static_cast<double>(result.non_finite), result.norm};
   });
   for (const auto& rank : seen) {
     CHECK(rank[0] == -infinity);
@@ -214,7 +234,9 @@ TEST_CASE("Large finite gradients are no overflow, though their sum is", "[repor
   const auto step = [](auto precision, std::int64_t size, double gradient, float max_norm) {
     return on_ranks(2, [&](HostThreads comm) {
       const int rank = comm.rank();
-      Engine<ThreadsOptimizer<so::SGD, decltype(precision)>> engine(table_of_sizes({size}), {.groups = {{"default", {.lr = 1e-38}}}, .max_norm = max_norm}, std::move(comm));
+      Engine<ThreadsOptimizer<so::SGD, decltype(precision)>> engine(
+          table_of_sizes({size}), {.groups = {{"default", {.lr = 1e-38}}}, .max_norm = max_norm},
+          std::move(comm));
       engine.fill_gradients(rank == 0 ? gradient : 0);
       const auto result = engine.step();
       return std::vector<double>{result.skipped ? 1.0 : 0.0, result.norm, engine.parameter(0)};
@@ -235,9 +257,11 @@ TEST_CASE("Large finite gradients are no overflow, though their sum is", "[repor
   }
 }
 
-TEST_CASE("Small contributions survive accumulation and reduction with fp32 gradients", "[reports][B053][host]") {
+TEST_CASE("Small contributions survive accumulation and reduction with fp32 gradients",
+          "[reports][B053][host]") {
   using Bf16Fp32 = so::Mixed<so::bf16, float, float>;
-  Engine<SoloOptimizer<so::SGD, Bf16Fp32>> alone(table_of_sizes({5}), {.groups = {{"default", {.lr = 1}}}}, so::Solo<so::Host>{});
+  Engine<SoloOptimizer<so::SGD, Bf16Fp32>> alone(table_of_sizes({5}), {.groups = {{"default", {.lr = 1}}}},
+                                                 so::Solo<so::Host>{});
   for (int k = 0; k <= 256; ++k) {
     for (float& g : alone.gradients) g += k == 0 ? 1.0f : 0x1p-9f;
   }
@@ -247,7 +271,8 @@ TEST_CASE("Small contributions survive accumulation and reduction with fp32 grad
 
   const auto averages = on_ranks(8, [](HostThreads comm) {
     const int rank = comm.rank();
-    Engine<ThreadsOptimizer<so::SGD, so::FullPrecision>> engine(table_of_sizes({5}), {.groups = {{"default", {.lr = 1}}}}, std::move(comm));
+    Engine<ThreadsOptimizer<so::SGD, so::FullPrecision>> engine(
+        table_of_sizes({5}), {.groups = {{"default", {.lr = 1}}}}, std::move(comm));
     engine.fill_gradients(rank == 0 ? 256 : 1);
     engine.step({.gradient_scale = 0.125f});
     return engine.values();
@@ -257,7 +282,8 @@ TEST_CASE("Small contributions survive accumulation and reduction with fp32 grad
   // What 16-bit gradients can hold of 263, rounded once.
   const auto rounded_once = on_ranks(8, [](HostThreads comm) {
     const int rank = comm.rank();
-    Engine<ThreadsOptimizer<so::SGD, Bf16>> engine(table_of_sizes({5}), {.groups = {{"default", {.lr = 1}}}}, std::move(comm));
+    Engine<ThreadsOptimizer<so::SGD, Bf16>> engine(table_of_sizes({5}), {.groups = {{"default", {.lr = 1}}}},
+                                                   std::move(comm));
     engine.fill_gradients(rank == 0 ? 256 : 1);
     engine.step({.gradient_scale = 0.125f});
     return engine.values();
@@ -265,22 +291,31 @@ TEST_CASE("Small contributions survive accumulation and reduction with fp32 grad
   for (const auto& rank : rounded_once) CHECK(rank == std::vector<double>(5, -33.0));
 }
 
-TEMPLATE_TEST_CASE("Replicas stay equal in every parameter, whatever kind it is", "[reports][B056][host]", so::FullPrecision, Bf16) {
+TEMPLATE_TEST_CASE("Replicas stay equal in every parameter, whatever kind it is", "[reports][B056][host]",
+                   so::FullPrecision, Bf16) {
   using Param = typename TestType::Param;
-  const auto table = packed_table({{"owned", {5 * grain}}, {"empty", {0}}, {"one", {1}}, {"frozen", {7}, "default", true}, {"tied", {1}, "default", false, "one"}, {"last", {3}}});
+  const auto table = packed_table({{"owned", {5 * grain}},
+                                   {"empty", {0}},
+                                   {"one", {1}},
+                                   {"frozen", {7}, "default", true},
+                                   {"tied", {1}, "default", false, "one"},
+                                   {"last", {3}}});
   const auto hashes = on_ranks(3, [&](HostThreads comm) {
     const int rank = comm.rank();
-    Engine<ThreadsOptimizer<so::AdamW, TestType>> engine(table, {.groups = {{"default", {.lr = 0.1}}}, .initial_parameters = so::InitialParameters::broadcast}, std::move(comm),
-                                                         rank);
+    Engine<ThreadsOptimizer<so::AdamW, TestType>> engine(
+        table, {.groups = {{"default", {.lr = 0.1}}}, .initial_parameters = so::InitialParameters::broadcast},
+        std::move(comm), rank);
     std::vector<std::uint64_t> mine;
     for (int step = 0; step < 5; ++step) {
-      engine.set_gradients([&](std::int64_t i) { return static_cast<double>(noise(51, step, rank, i) % 100) / 50 - 1; });
+      engine.set_gradients(
+          [&](std::int64_t i) { return static_cast<double>(noise(51, step, rank, i) % 100) / 50 - 1; });
       if (step > 0) engine.step();
       engine.optimizer.verify_parameters();
       std::uint64_t hash = 0;
       for (const Param p : engine.parameters) hash = noise(hash, bits_of(p));
       mine.push_back(hash);
-      if (step == 0 && engine.values() != std::vector<double>(engine.parameters.size(), 0.0)) mine.push_back(static_cast<std::uint64_t>(rank) + 1);
+      if (step == 0 && engine.values() != std::vector<double>(engine.parameters.size(), 0.0))
+        mine.push_back(static_cast<std::uint64_t>(rank) + 1);
     }
     return mine;
   });
@@ -290,13 +325,15 @@ TEMPLATE_TEST_CASE("Replicas stay equal in every parameter, whatever kind it is"
     const int rank = comm.rank();
     Engine<ThreadsOptimizer<so::AdamW, TestType>> engine(table, {}, std::move(comm), rank);
   });
-  for (const auto& message : refused) CHECK(message.find("ranks hold different values of parameter 'owned'") != std::string::npos);
+  for (const auto& message : refused)
+    CHECK(message.find("ranks hold different values of parameter 'owned'") != std::string::npos);
 }
 
 TEST_CASE("Every micro-batch of a window counts once", "[reports][B057][host]") {
   const auto values = on_ranks(2, [](HostThreads comm) {
     const int rank = comm.rank();
-    Engine<ThreadsOptimizer<so::SGD>> engine(table_of_sizes({600}), {.groups = {{"default", {.lr = 1}}}}, std::move(comm));
+    Engine<ThreadsOptimizer<so::SGD>> engine(table_of_sizes({600}), {.groups = {{"default", {.lr = 1}}}},
+                                             std::move(comm));
     for (int k = 0; k < 4; ++k) {
       for (float& g : engine.gradients) g += static_cast<float>((rank + 1) * (k + 1));
       if (k == 3) engine.optimizer.gradient_ready(so::ParameterId{0}, {});
@@ -310,7 +347,8 @@ TEST_CASE("Every micro-batch of a window counts once", "[reports][B057][host]") 
 TEST_CASE("A shorter last window is divided by its own length", "[reports][B058][host]") {
   const auto train = [](const std::vector<int>& windows) {
     const auto values = on_ranks(2, [&](HostThreads comm) {
-      Engine<ThreadsOptimizer<so::SGD>> engine(table_of_sizes({600}), {.groups = {{"default", {.lr = 1}}}}, std::move(comm));
+      Engine<ThreadsOptimizer<so::SGD>> engine(table_of_sizes({600}), {.groups = {{"default", {.lr = 1}}}},
+                                               std::move(comm));
       for (const int batches : windows) {
         engine.optimizer.zero_gradients({});
         for (int k = 0; k < batches; ++k) {

@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-/// A training engine of a few lines for tests that know the numbers: two flat buffers on the host, one optimizer.
+/// A training engine of a few lines for tests that know the numbers: two flat buffers on the host, one
+/// optimizer.
 namespace test {
 
 inline constexpr std::int64_t grain = 256;
@@ -41,7 +42,11 @@ struct Packed {
   so::ParameterTable table;
   std::int64_t offset = 0;
   for (const Packed& tensor : tensors) {
-    so::ParameterInfo info{.name = tensor.name, .shape = tensor.shape, .group = tensor.group, .frozen = tensor.frozen, .alias_of = tensor.alias_of};
+    so::ParameterInfo info{.name = tensor.name,
+                           .shape = tensor.shape,
+                           .group = tensor.group,
+                           .frozen = tensor.frozen,
+                           .alias_of = tensor.alias_of};
     if (tensor.alias_of.empty()) {
       info.offset = offset;
       offset += tensor.shape.numel();
@@ -76,12 +81,14 @@ class Engine {
   Engine(const so::ParameterTable& table, const Config& config, Comm comm, double start = 0)
       : parameters(static_cast<std::size_t>(extent_of(table)), rounded<Param>(start)),
         gradients(parameters.size(), rounded<Grad>(0.0)),
-        optimizer(table, config, std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()}, so::Host::Stream{}) {}
+        optimizer(table, config, std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()},
+                  so::Host::Stream{}) {}
 
   /// gradients[i] = f(i), rounded.
   template <class Function>
   void set_gradients(const Function& f) {
-    for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i] = rounded<Grad>(static_cast<double>(f(static_cast<std::int64_t>(i))));
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      gradients[i] = rounded<Grad>(static_cast<double>(f(static_cast<std::int64_t>(i))));
   }
   void fill_gradients(double value) {
     set_gradients([value](std::int64_t) { return value; });
@@ -89,8 +96,12 @@ class Engine {
 
   so::StepResult step(const so::StepOptions& options = {}) { return optimizer.step(options, {}).get(); }
 
-  [[nodiscard]] double parameter(std::int64_t i) const { return value_of(parameters[static_cast<std::size_t>(i)]); }
-  [[nodiscard]] double gradient(std::int64_t i) const { return value_of(gradients[static_cast<std::size_t>(i)]); }
+  [[nodiscard]] double parameter(std::int64_t i) const {
+    return value_of(parameters[static_cast<std::size_t>(i)]);
+  }
+  [[nodiscard]] double gradient(std::int64_t i) const {
+    return value_of(gradients[static_cast<std::size_t>(i)]);
+  }
   [[nodiscard]] std::vector<double> values() const {
     std::vector<double> result;
     for (const Param p : parameters) result.push_back(value_of(p));

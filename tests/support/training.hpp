@@ -43,7 +43,8 @@ class Findings {
 };
 
 template <class Optimizer, class Rule>
-[[nodiscard]] typename Optimizer::Config config_of(const Settings<Rule>& settings, const RunOptions& options) {
+[[nodiscard]] typename Optimizer::Config config_of(const Settings<Rule>& settings,
+                                                   const RunOptions& options) {
   typename Optimizer::Config config;
   config.groups.clear();
   for (const auto& group : settings.groups) config.groups.push_back({group.name, group.rule});
@@ -54,8 +55,8 @@ template <class Optimizer, class Rule>
   return config;
 }
 
-/// What one rank holds, and how it compares with the reference after each step: parameters, own gradients, states, results,
-/// and everything that must not be written.
+/// What one rank holds, and how it compares with the reference after each step: parameters, own gradients,
+/// states, results, and everything that must not be written.
 template <class Memory, class Rule, class Precision>
 class RankState {
  public:
@@ -76,7 +77,8 @@ class RankState {
         grads_(places_.extent, stream, work.misaligned) {
     for (const Placed& placed : places_.tensors) {
       if (!placed.tensor.alias_of.empty()) continue;
-      for (std::int64_t i = 0; i < placed.tensor.numel; ++i) at(params_, placed.offset + i) = initial_parameter<Param>(placed.offset + i);
+      for (std::int64_t i = 0; i < placed.tensor.numel; ++i)
+        at(params_, placed.offset + i) = initial_parameter<Param>(placed.offset + i);
     }
     params_.upload();
   }
@@ -88,9 +90,12 @@ class RankState {
   }
 
   void complain(const std::string& what) {
-    findings_.add(work_.name + ", rank " + std::to_string(rank_) + " of " + std::to_string(world_) + ": " + what);
+    findings_.add(work_.name + ", rank " + std::to_string(rank_) + " of " + std::to_string(world_) + ": " +
+                  what);
   }
-  void complain(std::size_t step, const std::string& what) { complain("step " + std::to_string(step) + ": " + what); }
+  void complain(std::size_t step, const std::string& what) {
+    complain("step " + std::to_string(step) + ": " + what);
+  }
 
   /// Memory that the engine gives to the optimizer.
   std::byte* give(std::int64_t bytes, bool pinned = false) {
@@ -102,7 +107,8 @@ class RankState {
   void find_owned(std::span<const so::OwnedPart> parts, std::int64_t planned) {
     owned_.assign(static_cast<std::size_t>(places_.elements), false);
     for (const so::OwnedPart& part : parts) {
-      const auto placed = std::find_if(places_.tensors.begin(), places_.tensors.end(), [&](const Placed& p) { return p.tensor.name == part.name; });
+      const auto placed = std::find_if(places_.tensors.begin(), places_.tensors.end(),
+                                       [&](const Placed& p) { return p.tensor.name == part.name; });
       if (placed == places_.tensors.end() || !placed->trainable() || part.range.end > placed->tensor.numel) {
         complain("owns a part of " + std::string(part.name) + ", which has no such part");
         continue;
@@ -113,7 +119,8 @@ class RankState {
       }
     }
     if (!std::is_sorted(shard_.begin(), shard_.end())) complain("owned parts are not in flat order");
-    if (static_cast<std::int64_t>(shard_.size()) != planned) complain("owned parts are not those of the plan");
+    if (static_cast<std::int64_t>(shard_.size()) != planned)
+      complain("owned parts are not those of the plan");
   }
 
   void write_gradients(std::size_t step) {
@@ -125,7 +132,8 @@ class RankState {
     grads_.upload();
   }
 
-  /// What to announce before a step, in which calls: nothing, all at once, one by one in an order of this rank's own, half.
+  /// What to announce before a step, in which calls: nothing, all at once, one by one in an order of this
+  /// rank's own, half.
   [[nodiscard]] std::vector<std::vector<so::ParameterId>> announcements(std::size_t step) const {
     std::vector<so::ParameterId> ids;
     for (std::uint32_t k = 0; k < places_.tensors.size(); ++k) {
@@ -137,7 +145,8 @@ class RankState {
       for (std::size_t k = ids.size(); k > 1; --k) std::swap(ids[k - 1], ids[noise(5, step, rank_, k) % k]);
       for (const so::ParameterId id : ids) calls.push_back({id});
     }
-    if (step % 4 == 3) calls.emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(ids.size() / 2), ids.end());
+    if (step % 4 == 3)
+      calls.emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(ids.size() / 2), ids.end());
     return calls;
   }
 
@@ -146,7 +155,8 @@ class RankState {
     std::ostringstream text;
     text.precision(17);
     const auto differ = [&](const char* name, double is, double should) {
-      if (!(is == should || (std::isnan(is) && std::isnan(should)))) text << name << " is " << is << ", not " << should << "; ";
+      if (!(is == should || (std::isnan(is) && std::isnan(should))))
+        text << name << " is " << is << ", not " << should << "; ";
     };
     differ("norm", result.norm, expected.norm);
     differ("clip_factor", static_cast<double>(result.clip_factor), static_cast<double>(expected.clip_factor));
@@ -163,7 +173,8 @@ class RankState {
     std::vector<Param> expected = params_.host;
     for (std::int64_t flat = 0; flat < places_.elements; ++flat) {
       const float master = plain_.steps[step].master[static_cast<std::size_t>(flat)];
-      expected[static_cast<std::size_t>(places_.memory_of_flat[static_cast<std::size_t>(flat)])] = rounded<Param>(static_cast<double>(master));
+      expected[static_cast<std::size_t>(places_.memory_of_flat[static_cast<std::size_t>(flat)])] =
+          rounded<Param>(static_cast<double>(master));
     }
     const std::vector<Param> before = params_.host;
     params_.download();
@@ -186,7 +197,8 @@ class RankState {
 
   void compare_zeroed_gradients() {
     std::vector<Grad> expected = grads_.host;
-    for (const std::int64_t offset : places_.memory_of_flat) expected[static_cast<std::size_t>(offset)] = rounded<Grad>(0.0);
+    for (const std::int64_t offset : places_.memory_of_flat)
+      expected[static_cast<std::size_t>(offset)] = rounded<Grad>(0.0);
     grads_.download();
     compare(work_.steps.size(), "zeroed gradient", grads_.host, expected);
   }
@@ -194,7 +206,9 @@ class RankState {
   /// @param state  device memory; empty if none is kept
   void compare_state(std::size_t step, std::string_view name, std::span<const float> state) {
     const auto& after = plain_.steps[step];
-    const auto index = static_cast<std::size_t>(std::find(so::state_names<Rule>.begin(), so::state_names<Rule>.end(), name) - so::state_names<Rule>.begin());
+    const auto index =
+        static_cast<std::size_t>(std::find(so::state_names<Rule>.begin(), so::state_names<Rule>.end(), name) -
+                                 so::state_names<Rule>.begin());
     const std::vector<float>& expected = name == "master" ? after.master : after.states[index];
     std::vector<float> mine(state.size());
     Memory::download(mine.data(), state.data(), static_cast<std::int64_t>(state.size_bytes()), stream_);
@@ -204,8 +218,9 @@ class RankState {
   }
 
   void compare_guards() {
-    const bool intact = params_.guards_intact() && grads_.guards_intact() &&
-                        std::all_of(given_.begin(), given_.end(), [](const auto& memory) { return memory.guards_intact(); });
+    const bool intact =
+        params_.guards_intact() && grads_.guards_intact() &&
+        std::all_of(given_.begin(), given_.end(), [](const auto& memory) { return memory.guards_intact(); });
     if (!intact) complain("memory around a buffer was written");
   }
 
@@ -222,11 +237,13 @@ class RankState {
 
  private:
   template <class T>
-  void compare(std::size_t step, const std::string& what, const std::vector<T>& is, const std::vector<T>& should) {
+  void compare(std::size_t step, const std::string& what, const std::vector<T>& is,
+               const std::vector<T>& should) {
     if (is.size() != should.size()) return complain(step, what + ": another number of elements");
     for (std::size_t i = 0; i < is.size(); ++i) {
       if (same(is[i], should[i])) continue;
-      return complain(step, what + " " + std::to_string(i) + " is " + text_of(is[i]) + ", not " + text_of(should[i]));
+      return complain(
+          step, what + " " + std::to_string(i) + " is " + text_of(is[i]) + ", not " + text_of(should[i]));
     }
   }
 
@@ -243,8 +260,8 @@ class Trainee : RankState<typename World::Memory, Rule, Precision> {
   using Stream = typename Base::Stream;
   using Optimizer = so::ZeroOptimizer<Rule, Sharding, Comm, Precision>;
 
-  Trainee(const Workload& work, const typename Base::Plain& plain, const typename Optimizer::Config& config, const RunOptions& options, Comm comm,
-          Stream stream, Findings& findings)
+  Trainee(const Workload& work, const typename Base::Plain& plain, const typename Optimizer::Config& config,
+          const RunOptions& options, Comm comm, Stream stream, Findings& findings)
       : Base(work, plain, comm.rank(), stream, findings) {
     start(config, options, std::move(comm));
     this->find_owned(optimizer_->owned(), optimizer_->memory_plan().owned_parameters);
@@ -258,7 +275,8 @@ class Trainee : RankState<typename World::Memory, Rule, Precision> {
       this->compare_result(step, ticket.get());
       this->compare_parameters(step);
       this->compare_gradients(step, World::keeps_foreign_gradients);
-      for (const auto& buffer : optimizer_->memory_plan().buffers) this->compare_state(step, buffer.name, optimizer_->state(buffer.name));
+      for (const auto& buffer : optimizer_->memory_plan().buffers)
+        this->compare_state(step, buffer.name, optimizer_->state(buffer.name));
     }
     optimizer_->zero_gradients(this->stream_);
     this->compare_zeroed_gradients();
@@ -267,20 +285,27 @@ class Trainee : RankState<typename World::Memory, Rule, Precision> {
 
  private:
   void start(const typename Optimizer::Config& config, const RunOptions& options, Comm comm) {
-    const so::ParameterTable table = table_of(this->work_, this->places_, this->params_.data(), this->grads_.data());
+    const so::ParameterTable table =
+        table_of(this->work_, this->places_, this->params_.data(), this->grads_.data());
     const bool adopt = options.memory == MemoryKind::adopted;
-    const so::MemoryPlan plan = Optimizer::plan(table, config, {.rank = this->rank_, .world = this->world_}, adopt);
+    const so::MemoryPlan plan =
+        Optimizer::plan(table, config, {.rank = this->rank_, .world = this->world_}, adopt);
     typename Optimizer::Memory memory;
-    if (options.memory == MemoryKind::arena) memory = so::Arena{this->give(plan.device_bytes), this->give(plan.pinned_bytes, true)};
+    if (options.memory == MemoryKind::arena)
+      memory = so::Arena{this->give(plan.device_bytes), this->give(plan.pinned_bytes, true)};
     if (adopt) {
       so::StateBuffers states;
-      for (const auto& buffer : plan.buffers) states.buffers.emplace_back(buffer.name, reinterpret_cast<float*>(this->give(buffer.bytes)));
+      for (const auto& buffer : plan.buffers)
+        states.buffers.emplace_back(buffer.name, reinterpret_cast<float*>(this->give(buffer.bytes)));
       memory = states;
     }
     if (this->work_.separate) {
-      optimizer_.emplace(table, config, std::move(comm), so::SeparateBuffers<typename Base::Param, typename Base::Grad>{}, memory, this->stream_);
+      optimizer_.emplace(table, config, std::move(comm),
+                         so::SeparateBuffers<typename Base::Param, typename Base::Grad>{}, memory,
+                         this->stream_);
     } else {
-      optimizer_.emplace(table, config, std::move(comm), so::FlatBuffers{this->params_.data(), this->grads_.data()}, memory, this->stream_);
+      optimizer_.emplace(table, config, std::move(comm),
+                         so::FlatBuffers{this->params_.data(), this->grads_.data()}, memory, this->stream_);
     }
   }
 
@@ -294,17 +319,20 @@ class Trainee : RankState<typename World::Memory, Rule, Precision> {
     }
     if (step % 5 != 3) return optimizer_->step(options, this->stream_);
     const so::StepResult early = optimizer_->reduce(options, this->stream_).get();
-    if (early.norm != this->plain_.steps[step].norm && !early.skipped) this->complain(step, "reduce() measured another norm");
+    if (early.norm != this->plain_.steps[step].norm && !early.skipped)
+      this->complain(step, "reduce() measured another norm");
     return optimizer_->apply(options, this->stream_);
   }
 
   std::optional<Optimizer> optimizer_;
 };
 
-/// Trains on all ranks of a world and says what differs from the reference: nothing, if the library keeps its promises.
+/// Trains on all ranks of a world and says what differs from the reference: nothing, if the library keeps its
+/// promises.
 template <class World, class Rule, class Sharding, class Precision>
-[[nodiscard]] std::string differences(const Workload& work, const Reference<Rule, Precision>& plain, const Settings<Rule>& settings,
-                                      const Sharding& sharding, int world, const RunOptions& options = {}) {
+[[nodiscard]] std::string differences(const Workload& work, const Reference<Rule, Precision>& plain,
+                                      const Settings<Rule>& settings, const Sharding& sharding, int world,
+                                      const RunOptions& options = {}) {
   using Subject = Trainee<World, Rule, Sharding, Precision>;
   auto config = config_of<typename Subject::Optimizer>(settings, options);
   config.sharding = sharding;

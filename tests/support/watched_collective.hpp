@@ -26,8 +26,8 @@ struct CallLog {
     friend bool operator==(const Call&, const Call&) = default;
   };
   std::vector<Call> calls;
-  std::string fail_in = {};     ///< operation …
-  int fail_at = 0;              ///< … and its how-manyth call from now on throws; 0: none
+  std::string fail_in = {};  ///< operation …
+  int fail_at = 0;           ///< … and its how-manyth call from now on throws; 0: none
 
   void enter(const std::string& operation, std::int64_t elements, std::int64_t own = 0) {
     calls.push_back({operation, elements, own});
@@ -55,13 +55,19 @@ class Watched {
   [[nodiscard]] Stream stream() const { return inner_.stream(); }
   [[nodiscard]] decltype(auto) device() const { return inner_.device(); }
 
-  [[nodiscard]] static bool supports(so::Reduction reduction, so::Dtype type) { return Inner::supports(reduction, type); }
-  [[nodiscard]] static so::Reduction automatic_reduction(so::Dtype type) { return Inner::automatic_reduction(type); }
-  [[nodiscard]] static std::int64_t workspace_bytes(so::Reduction reduction, so::BlockLayout blocks, so::Dtype type, int rank) {
+  [[nodiscard]] static bool supports(so::Reduction reduction, so::Dtype type) {
+    return Inner::supports(reduction, type);
+  }
+  [[nodiscard]] static so::Reduction automatic_reduction(so::Dtype type) {
+    return Inner::automatic_reduction(type);
+  }
+  [[nodiscard]] static std::int64_t workspace_bytes(so::Reduction reduction, so::BlockLayout blocks,
+                                                    so::Dtype type, int rank) {
     return Inner::workspace_bytes(reduction, blocks, type, rank);
   }
 
-  void reduce_scatter(void* base, so::BlockLayout blocks, so::Dtype type, so::Reduction reduction, void* workspace) {
+  void reduce_scatter(void* base, so::BlockLayout blocks, so::Dtype type, so::Reduction reduction,
+                      void* workspace) {
     log_->enter("reduce_scatter", blocks.elements(), blocks.block(rank()).size());
     inner_.reduce_scatter(base, blocks, type, reduction, workspace);
   }

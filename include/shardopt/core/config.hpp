@@ -32,8 +32,8 @@
 #define SHARDOPT_HD_INLINE SHARDOPT_HD inline __attribute__((always_inline))
 
 /// Marks a function of a rule (or of math): inlined into the kernel, on the host with the kernel's
-/// instruction set. (unused: of a rule in an unnamed namespace, one device's form may never be called)
-#define SHARDOPT_RULE SHARDOPT_HD SHARDOPT_TARGET_AVX2 inline __attribute__((always_inline, unused))
+/// instruction set.
+#define SHARDOPT_RULE SHARDOPT_HD SHARDOPT_TARGET_AVX2 inline __attribute__((always_inline))
 
 /// Unrolls the loop that follows, so that arrays indexed by its counter stay in registers.
 #if defined(__CUDA_ARCH__)

@@ -63,7 +63,7 @@ class Rank {
   std::int64_t lay_out(const std::vector<std::int64_t>& sizes) {
     std::int64_t at = 0;
     for (const std::int64_t size : sizes) {
-      ids.push_back(table.add({.name = "p" + std::to_string(ids.size()), .shape = {size}, .offset = at}));
+      ids.push_back(table.add({.name = std::string("p").append(std::to_string(ids.size())), .shape = {size}, .offset = at}));
       at += size + (ids.size() == 1 ? 3 : 0);
     }
     return at;
