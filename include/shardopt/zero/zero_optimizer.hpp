@@ -125,6 +125,9 @@ class ZeroOptimizer {
   ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
 
   /// Waits for what it enqueued on the streams of the last step. Never throws.
+  ///
+  /// Where one process has several GPUs, CUDA may wait for all of them before it releases page-locked memory:
+  /// let every rank's optimizer go before a rank begins another collective, or give an Arena.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
     if (stepped_) comm_.device().finish(updated_);
