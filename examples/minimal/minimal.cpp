@@ -21,8 +21,7 @@ int main() {
     const so::ParameterId weight = table.add({.name = "weight", .shape = {30, 33}, .offset = 0});
     const so::ParameterId bias = table.add({.name = "bias", .shape = {10}, .offset = 990});
 
-    using Optimizer =
-        so::ZeroOptimizer<so::SGD, so::FlatSharding, so::Threads<so::Host>, so::Mixed<float, float, float>>;
+    using Optimizer = so::ZeroOptimizer<so::SGD, so::FlatSharding, so::Threads<so::Host>, so::FullPrecision>;
     const Optimizer::Config config{.groups = {{"default", {.lr = 0.25}}}};
     const so::Host::Stream stream{};
     Optimizer optimizer(table, config, std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()},

@@ -96,28 +96,4 @@ class Blas {
   cublasHandle_t handle_ = nullptr;
 };
 
-/// The NCCL communicators of this process: device r is rank r.
-class Communicators {
- public:
-  explicit Communicators(int ranks) : comms_(static_cast<std::size_t>(ranks)) {
-    check(ncclCommInitAll(comms_.data(), ranks, nullptr), "ncclCommInitAll");
-  }
-  Communicators(const Communicators&) = delete;
-  Communicators& operator=(const Communicators&) = delete;
-  ~Communicators() {
-    for (ncclComm_t comm : comms_) ncclCommDestroy(comm);
-  }
-
-  [[nodiscard]] ncclComm_t operator[](int rank) const { return comms_[static_cast<std::size_t>(rank)]; }
-
-  /// Ends all traffic, so that no rank waits for one that has failed.
-  void abort() {
-    for (ncclComm_t comm : comms_) ncclCommAbort(comm);
-    comms_.clear();
-  }
-
- private:
-  std::vector<ncclComm_t> comms_;
-};
-
 }  // namespace mlp

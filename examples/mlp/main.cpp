@@ -3,6 +3,7 @@
 /// optimizer state.
 #include "csv.hpp"
 #include "digits.hpp"
+#include "failure.hpp"
 #include "hash.hpp"
 #include "options.hpp"
 #include "run.hpp"
@@ -10,7 +11,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <stdexcept>
 #include <string>
 
 namespace {
@@ -63,21 +63,12 @@ int run(int count, const char* const* arguments) {
   return 0;
 }
 
-int complain(const char* what, int code) {
-  std::fprintf(stderr, "mlp: %s\n", what);
-  return code;
-}
-
 }  // namespace
 
 int main(int count, char** arguments) {
   try {
     return run(count, arguments);
-  } catch (const mlp::UsageError& error) {
-    return complain(error.what(), 2);
-  } catch (const std::invalid_argument& error) {  // the library refuses a setting
-    return complain(error.what(), 2);
-  } catch (const std::exception& error) {
-    return complain(error.what(), 1);
+  } catch (...) {
+    return mlp::report(std::current_exception());
   }
 }

@@ -17,21 +17,37 @@
 
 namespace mlp {
 
+/// The optimizer's configuration: weights decay, biases do not.
+template <class Rule, class Sharding>
+shardopt::OptimizerConfig<Rule, Sharding> configure(const Run& run, const Rule& rule,
+                                                    const Sharding& sharding) {
+  Rule plain = rule;
+  plain.weight_decay = 0;
+  return {.groups = {{"decay", rule}, {"plain", plain}},
+          .sharding = sharding,
+          .reduction = reduction_of(run.options.reduction),
+          .max_norm = run.options.clip};
+}
+
+/// Lets the library check what was asked for, before anything starts.
+/// @throws std::invalid_argument for settings that it refuses
+template <class Precision, class Comm, class Rule, class Sharding>
+void check_settings(const Run& run, const Rule& rule, const Sharding& sharding) {
+  using Optimizer = shardopt::ZeroOptimizer<Rule, Sharding, Comm, Precision>;
+  (void)Optimizer::plan(run.parameters.table, configure(run, rule, sharding),
+                        {.rank = 0, .world = run.options.ranks});
+}
+
 /// The work of one rank: makes its optimizer beside the engine's network, reports its memory, trains.
 /// @return on rank 0 the result, else nothing of use
 template <class Precision, class Rule, class Sharding, class Network, class Comm>
-Result run_rank(const Run& run, Rule rule, const Sharding& sharding, Network& network, Comm comm,
+Result run_rank(const Run& run, const Rule& rule, const Sharding& sharding, Network& network, Comm comm,
                 Team& team) {
   using Optimizer = shardopt::ZeroOptimizer<Rule, Sharding, Comm, Precision>;
   const int rank = comm.rank();
-  Rule plain = rule;
-  plain.weight_decay = 0;
   Report report(rank, Network::device_name, Network::memory_in_use);
-  const typename Optimizer::Config config{.groups = {{"decay", rule}, {"plain", plain}},
-                                          .sharding = sharding,
-                                          .reduction = reduction_of(run.options.reduction),
-                                          .max_norm = run.options.clip,
-                                          .observer = &report};
+  auto config = configure(run, rule, sharding);
+  config.observer = &report;
   network.initialize(initial_weights(run.layout, run.options.seed));
   Optimizer optimizer(run.parameters.table, config, std::move(comm),
                       shardopt::FlatBuffers{network.parameters(), network.gradients()}, network.stream());

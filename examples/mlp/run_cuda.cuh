@@ -3,6 +3,7 @@
 
 #include "cuda_resources.cuh"
 #include "dispatch.hpp"
+#include "failure.hpp"
 #include "network_cuda.cuh"
 #include "rank.hpp"
 #include "run.hpp"
@@ -10,6 +11,10 @@
 
 #include <shardopt/cuda.cuh>
 
+#include <nccl.h>
+
+#include <cstdlib>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -17,13 +22,14 @@ namespace mlp {
 
 /// One rank: its device, its network, its streams.
 template <class Precision, class Rule, class Sharding>
-Result run_gpu(const Run& run, const Rule& rule, const Sharding& sharding, ncclComm_t comm, Team& team,
+Result run_gpu(const Run& run, const Rule& rule, const Sharding& sharding, const ncclUniqueId& id, Team& team,
                int rank) {
   check(cudaSetDevice(rank), "cudaSetDevice");
   const Stream traffic;
   CudaNetwork<typename Precision::Param, typename Precision::Grad> network(run.layout, run.digits,
                                                                            run.largest_block());
-  return run_rank<Precision>(run, rule, sharding, network, shardopt::Nccl::borrow(comm, traffic.get()), team);
+  return run_rank<Precision>(run, rule, sharding, network,
+                             shardopt::Nccl::create(id, rank, run.options.ranks, traffic.get()), team);
 }
 
 /// Trains with one GPU and one host thread a rank, in one precision. Instantiated in one file a precision, to
@@ -31,16 +37,20 @@ Result run_gpu(const Run& run, const Rule& rule, const Sharding& sharding, ncclC
 template <class Precision>
 Result run_cuda_in(const Run& run) {
   Team team(run.options.ranks, run.digits.train.labels.size());
-  Communicators comms(run.options.ranks);
-  team.on_failure = [&] { comms.abort(); };
+  // The others may wait inside NCCL for a rank that fails, and a communicator cannot be taken from a thread
+  // that is using it: the process ends.
+  team.on_failure = [](const std::exception_ptr& failure) { std::_Exit(report(failure)); };
+  ncclUniqueId id;
+  check(ncclGetUniqueId(&id), "ncclGetUniqueId");
   Result result;
   with_sharding(run.options, [&](const auto& sharding) {
     with_rule(run.options, [&](const auto& rule) {
+      check_settings<Precision, shardopt::Nccl>(run, rule, sharding);
       std::vector<std::thread> threads;
       for (int rank = 0; rank < run.options.ranks; ++rank) {
-        threads.emplace_back([&, rank, comm = comms[rank]] {
+        threads.emplace_back([&, rank] {
           team.run([&] {
-            const Result mine = run_gpu<Precision>(run, rule, sharding, comm, team, rank);
+            const Result mine = run_gpu<Precision>(run, rule, sharding, id, team, rank);
             if (rank == 0) result = mine;
           });
         });
@@ -48,7 +58,6 @@ Result run_cuda_in(const Run& run) {
       for (std::thread& thread : threads) thread.join();
     });
   });
-  team.rethrow_failure();
   return result;
 }
 

@@ -23,6 +23,7 @@ Result run_host_in(const Run& run) {
   Result result;
   with_sharding(run.options, [&](const auto& sharding) {
     with_rule(run.options, [&](const auto& rule) {
+      check_settings<Precision, Comm>(run, rule, sharding);
       Comm::run(run.options.ranks, [&](Comm comm) {
         const bool done = team.run([&] {
           const int rank = comm.rank();

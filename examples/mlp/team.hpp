@@ -23,8 +23,8 @@ class Team {
 
   std::vector<float> losses;  ///< of each sample, in the epoch's order
 
-  /// Called once, by the first rank that fails, so that others do not wait for it in the device's traffic.
-  std::function<void()> on_failure = [] {};
+  /// Called once, by the first rank that fails.
+  std::function<void(const std::exception_ptr&)> on_failure = [](const std::exception_ptr&) {};
 
   /// Runs a rank's work and notes what it throws, for rethrow_failure().
   /// @return whether it ended well
@@ -69,14 +69,14 @@ class Team {
   }
 
  private:
-  void fail(std::exception_ptr failure) {
+  void fail(const std::exception_ptr& failure) {
     {
       const std::lock_guard lock(mutex_);
       if (failure_ != nullptr) return;
-      failure_ = std::move(failure);
+      failure_ = failure;
     }
     changed_.notify_all();
-    on_failure();
+    on_failure(failure);
   }
 
   mutable std::mutex mutex_;

@@ -7,47 +7,15 @@
 
 #include <shardopt/core/convert.hpp>
 
-#include <cuda_runtime.h>
-
-#include <stdexcept>
-
 #include "cases.hpp"
+#include "device_memory.cuh"
 
 namespace so = shardopt;
 
 namespace {
 
-void throw_if_failed(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
-}
-
-/// A copy of host data in device memory.
-template <class T>
-class DeviceVector {
- public:
-  explicit DeviceVector(const std::vector<T>& values) : DeviceVector(values.size()) {
-    throw_if_failed(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice),
-                    "cudaMemcpy");
-  }
-  explicit DeviceVector(std::size_t size) : size_(size) {
-    throw_if_failed(cudaMalloc(&data_, size * sizeof(T)), "cudaMalloc");
-  }
-  ~DeviceVector() { cudaFree(data_); }
-  DeviceVector(const DeviceVector&) = delete;
-  DeviceVector& operator=(const DeviceVector&) = delete;
-
-  [[nodiscard]] T* data() const { return data_; }
-  [[nodiscard]] std::vector<T> values() const {
-    std::vector<T> result(size_);
-    throw_if_failed(cudaMemcpy(result.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost),
-                    "cudaMemcpy");
-    return result;
-  }
-
- private:
-  T* data_ = nullptr;
-  std::size_t size_;
-};
+using bits::DeviceVector;
+using bits::throw_if_failed;
 
 __device__ std::size_t this_element() { return std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Somebody else's code, compiled and linked with -Ofast: as a shared object it may turn flush-to-zero on when it is loaded.
+// Somebody else's code, compiled and linked with -Ofast: as a shared object it may turn flush-to-zero on when
+// it is loaded.
 
 float somebody_elses_sum(const float* values, int count);
 float somebody_elses_sum(const float* values, int count) {

@@ -3,20 +3,17 @@
 // bits_host [--golden FILE] [--flush] [--load SHARED_OBJECT]
 //
 // Computes on the host what cases.hpp asks for, by floats and by packs, which must agree, and compares it
-// with the file.
-// --flush turns flush-to-zero and rounding upwards on before, --load loads a shared object, as an engine's
-// plug-in would be.
+// with the file. The other options: see options.hpp.
 
 #include <shardopt/core/convert.hpp>
 #include <shardopt/core/float_environment.hpp>
 #include <shardopt/core/pack_memory.hpp>
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <stdexcept>
 
 #include "cases.hpp"
+#include "options.hpp"
 
 namespace so = shardopt;
 
@@ -188,43 +185,13 @@ class HostEngine {
 
 #undef NOT_INLINED
 
-/// The processor's rounding and flushing modes.
-unsigned modes() {
-#if SHARDOPT_HOST_AVX2
-  return _mm_getcsr() & 0xe040U;
-#else
-  return 0;
-#endif
-}
-
 }  // namespace
 
 int main(int argc, char** argv) try {
-#if SHARDOPT_HOST_AVX2
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
-    std::cout << "skipped: this processor has no AVX2 and FMA\n";
-    return 77;
-  }
-#endif
-  std::string golden;
-  for (int k = 1; k < argc; ++k) {
-    const std::string option = argv[k];
-    if (option == "--flush") {
-#if SHARDOPT_HOST_AVX2
-      constexpr unsigned flush_to_zero_and_round_up = 0xc040;
-      _mm_setcsr(_mm_getcsr() | flush_to_zero_and_round_up);
-#endif
-    } else if (option == "--golden" && k + 1 < argc) {
-      golden = argv[++k];
-    } else if (option == "--load" && k + 1 < argc) {
-      if (dlopen(argv[++k], RTLD_NOW) == nullptr) throw std::runtime_error(dlerror());
-    } else {
-      throw std::runtime_error("unknown option: " + option);
-    }
-  }
-  if (!golden.empty()) std::cout << "modes of the processor: " << std::hex << modes() << std::dec << '\n';
+  const bits::Options options = bits::prepare(argc, argv);
+  if (options.skip) return 77;
   HostEngine engine;
-  return bits::report(bits::lines(engine), golden);
+  return bits::report(bits::lines(engine), options.golden);
 } catch (const std::exception& error) {
   std::cerr << "bits_host: " << error.what() << '\n';
   return 1;

@@ -109,6 +109,15 @@ def damaged_data(mlp):
             mlp.refuses("--data", file.name, saying=saying)
 
 
+def gpus(mlp):
+    number = mlp.gpus()
+    mlp.refuses("--ranks", str(number + 1), "--batch", "1000", saying=f"there are only {number} GPUs")
+    mlp.refuses("--optimizer", "sgd", "--nesterov", "--dampening", "0.1", saying="nesterov")
+    for chosen in ([], ["--backend", "cuda"]):  # cuda is the default where a GPU answers
+        done = subprocess.run([*mlp.command, "--epochs", "1", *chosen], capture_output=True, text=True, check=True)
+        assert "device memory in use" in done.stdout, done.stdout
+
+
 def accuracy(mlp):
     for precision in ("fp32", "bf16", "bf16-fp32-grads"):
         reached = [mlp.train("--precision", precision, "--seed", str(seed))[1] for seed in (1, 2, 3)]
@@ -204,7 +213,7 @@ def settings(mlp):
     assert "usage: mlp" in mlp.run("--help").stdout
 
 
-CASES = {case.__name__: case for case in (bad_input, accuracy, sharding, micro_batches, output, settings)} | {"csv": csv_rows}
+CASES = {case.__name__: case for case in (bad_input, gpus, accuracy, sharding, micro_batches, output, settings)} | {"csv": csv_rows}
 
 if __name__ == "__main__":
     CASES[sys.argv[1]](Mlp(sys.argv[2], sys.argv[3:]))

@@ -18,8 +18,8 @@
 #include <tuple>
 #include <vector>
 
-/// The laws that one training run shows, over policies, precisions, world sizes and sizes: each rule has a test program's
-/// file of its own that instantiates this.
+/// The laws that one training run shows, over policies, precisions, world sizes and sizes: each rule has a
+/// test program's file of its own that instantiates this.
 namespace test {
 
 using Fp32 = so::FullPrecision;
@@ -35,13 +35,16 @@ struct Combination {
 };
 
 /// Each policy with fp32, each precision with some policy.
-using Combinations = std::tuple<Combination<so::FlatSharding, Fp32>, Combination<so::PerParameterSharding, Bf16>, Combination<so::Replicated, Bf16Fp32>,
-                                Combination<ScatterSharding, Fp16>, Combination<so::PerParameterSharding, Fp32>>;
+using Combinations =
+    std::tuple<Combination<so::FlatSharding, Fp32>, Combination<so::PerParameterSharding, Bf16>,
+               Combination<so::Replicated, Bf16Fp32>, Combination<ScatterSharding, Fp16>,
+               Combination<so::PerParameterSharding, Fp32>>;
 /// The others that differ.
 using MoreCombinations =
-    std::tuple<Combination<so::FlatSharding, Bf16>, Combination<so::FlatSharding, Fp16Fp32>, Combination<so::PerParameterSharding, Bf16Fp32>,
-               Combination<so::PerParameterSharding, Fp16>, Combination<so::Replicated, Fp32>, Combination<so::Replicated, Fp16>, Combination<ScatterSharding, Fp32>,
-               Combination<ScatterSharding, Bf16Fp32>>;
+    std::tuple<Combination<so::FlatSharding, Bf16>, Combination<so::FlatSharding, Fp16Fp32>,
+               Combination<so::PerParameterSharding, Bf16Fp32>, Combination<so::PerParameterSharding, Fp16>,
+               Combination<so::Replicated, Fp32>, Combination<so::Replicated, Fp16>,
+               Combination<ScatterSharding, Fp32>, Combination<ScatterSharding, Bf16Fp32>>;
 
 /// A policy with its n-th setting: one tiny bucket a grain, buckets that cut tensors, everything in one.
 template <class Sharding>
@@ -108,7 +111,8 @@ void require_laws(int world, int variation) {
     require_near_doubles(plain);
     const auto sharding = sharding_with<typename Pair::Sharding>(variation);
     CAPTURE(world, variation, settings.groups[0].name);
-    REQUIRE(differences<World>(work, plain, settings, sharding, world, {.memory = memory_kind(variation)}) == "");
+    REQUIRE(differences<World>(work, plain, settings, sharding, world, {.memory = memory_kind(variation)}) ==
+            "");
     ++variation;
   }
 }
@@ -119,12 +123,14 @@ void require_laws_of_sizes(int world) {
   using Precision = typename Pair::Precision;
   const Settings<Rule> settings = rule_cases<Rule>().back();
   int variation = world;
-  for (const std::int64_t numel : {0, 1, world - 1, world + 1, 255, 256, 257, world * 256 - 1, world * 256 + 1, 2047, 2049, 3511}) {
+  for (const std::int64_t numel :
+       {0, 1, world - 1, world + 1, 255, 256, 257, world * 256 - 1, world * 256 + 1, 2047, 2049, 3511}) {
     const Workload work = varied(single_tensor(numel), variation);
     const Reference<Rule, Precision> plain(work, settings, world);
     CAPTURE(world, numel, variation);
     const auto sharding = sharding_with<typename Pair::Sharding>(variation);
-    REQUIRE(differences<World>(work, plain, settings, sharding, world, {.memory = memory_kind(variation)}) == "");
+    REQUIRE(differences<World>(work, plain, settings, sharding, world, {.memory = memory_kind(variation)}) ==
+            "");
     ++variation;
   }
 }

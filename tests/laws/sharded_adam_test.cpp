@@ -5,7 +5,8 @@
 
 using namespace test;
 
-TEMPLATE_LIST_TEST_CASE("Adam sharded over ranks leaves the bits of a plain loop", "[laws][law1][law2][law5][law7][host]", Combinations) {
+TEMPLATE_LIST_TEST_CASE("Adam sharded over ranks leaves the bits of a plain loop",
+                        "[laws][law1][law2][law5][law7][host]", Combinations) {
   const int world = GENERATE(range(1, 9));
   require_laws<ThreadsWorld, so::Adam, TestType>(world, world);
 }

@@ -49,8 +49,6 @@ struct Layer {
 void* allocate(std::int64_t bytes);
 void* allocate_pinned(std::int64_t bytes);
 void backward(Stream, int micro_batch, const std::function<void(so::ParameterId)>& done = {});
-bool loss_is_bad();
-int exit_code();
 
 }  // namespace engine
 

@@ -6,14 +6,15 @@
 #include <string_view>
 #include <vector>
 
-/// What a test program's own code asks of CUDA and NCCL. The calls are wrapped by the linker (`target_link_options` in
-/// cuda_calls.cmake), so this works on every device and needs no launcher.
+/// What a test program's own code asks of CUDA and NCCL. The calls are wrapped by the linker
+/// (`target_link_options` in cuda_calls.cmake), so this works on every device and needs no launcher.
 namespace test::cuda_calls {
 
 /// Forgets what was counted, and what was to fail.
 void reset();
 
-/// From now on the n-th call of a function, counted over all threads, returns `status` and does nothing; 0: each call.
+/// From now on the n-th call of a function, counted over all threads, returns `status` and does nothing; 0:
+/// each call.
 void fail(const std::string& function, std::int64_t n, int status);
 
 /// How often a function was called since then, over all threads: "cudaMalloc", "ncclReduceScatter", …

@@ -14,15 +14,17 @@
 #include <utility>
 #include <vector>
 
-/// GPUs, streams, memory and communicators as an engine has them. Assertions of Catch2 belong on the test's own thread: what
-/// runs on a rank's throws.
+/// GPUs, streams, memory and communicators as an engine has them. Assertions of Catch2 belong on the test's
+/// own thread: what runs on a rank's throws.
 namespace test {
 
 inline void succeed(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(std::string("the test's own call: ") + cudaGetErrorString(status));
+  if (status != cudaSuccess)
+    throw std::runtime_error(std::string("the test's own call: ") + cudaGetErrorString(status));
 }
 inline void succeed(ncclResult_t status) {
-  if (status != ncclSuccess) throw std::runtime_error(std::string("the test's own call: ") + ncclGetErrorString(status));
+  if (status != ncclSuccess)
+    throw std::runtime_error(std::string("the test's own call: ") + ncclGetErrorString(status));
 }
 
 /// A stream of the current device that waits for no other.
@@ -104,7 +106,8 @@ class Communicators {
   std::vector<ncclComm_t> comms_;
 };
 
-/// Runs body(rank) on a thread a rank, with GPU `rank` current, and joins them. @throws what the first that failed threw
+/// Runs body(rank) on a thread a rank, with GPU `rank` current, and joins them. @throws what the first that
+/// failed threw
 template <class Body>
 void on_ranks(int world, const Body& body) {
   std::mutex mutex;

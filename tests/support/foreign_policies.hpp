@@ -14,8 +14,8 @@ namespace test {
 
 namespace so = shardopt;
 
-/// Steps by the sign of a running mean, and counts the updates of each element: shows an element that was missed or met
-/// twice.
+/// Steps by the sign of a running mean, and counts the updates of each element: shows an element that was
+/// missed or met twice.
 struct SignRule {
   float lr = 1e-2f;
   float decay = 0.75f;
@@ -39,14 +39,15 @@ struct SignRule {
   [[nodiscard]] SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>& state) {
     state.mean = so::math::fma(c.decay, state.mean, so::math::mul(c.taken, grad));
     state.visits = so::math::add(state.visits, V(1.0f));
-    const V sign = so::math::select(so::math::equal(state.mean, V(0.0f)), V(0.0f), so::math::copysign(V(1.0f), state.mean));
+    const V sign = so::math::select(so::math::equal(state.mean, V(0.0f)), V(0.0f),
+                                    so::math::copysign(V(1.0f), state.mean));
     return so::math::fma(c.negative_lr, sign, param);
   }
 };
 static_assert(so::OptimizerRule<SignRule>);
 
-/// Deals grain after grain to the ranks in a stride of three, so that no rank's slices lie together; buckets hold a given
-/// number of grains and grow.
+/// Deals grain after grain to the ranks in a stride of three, so that no rank's slices lie together; buckets
+/// hold a given number of grains and grow.
 struct ScatterSharding {
   std::int64_t grains = 3;  ///< in the first bucket; each further one holds one more
 

@@ -38,7 +38,8 @@ class GuardedMemory {
     Memory::download(image.data(), memory_, total(), stream_);
     const auto inside = image.begin() + static_cast<std::ptrdiff_t>(guard + shift_);
     const auto clean = [](std::byte b) { return b == poison; };
-    return std::all_of(image.begin(), inside, clean) && std::all_of(inside + static_cast<std::ptrdiff_t>(bytes_), image.end(), clean);
+    return std::all_of(image.begin(), inside, clean) &&
+           std::all_of(inside + static_cast<std::ptrdiff_t>(bytes_), image.end(), clean);
   }
 
  private:
@@ -58,7 +59,9 @@ class EngineBuffer {
   using Stream = typename Memory::Stream;
 
   EngineBuffer(std::int64_t elements, Stream stream, std::int64_t misaligned = 0)
-      : memory_(elements * bytes_of_element, stream, misaligned * bytes_of_element), stream_(stream), host(static_cast<std::size_t>(elements)) {
+      : memory_(elements * bytes_of_element, stream, misaligned * bytes_of_element),
+        stream_(stream),
+        host(static_cast<std::size_t>(elements)) {
     download();
   }
 

@@ -11,8 +11,8 @@
 #include <new>
 #include <stdexcept>
 
-/// Where a test runs: how ranks come to be, and how their memory is reached. The tests of other devices bring models of the
-/// same two shapes (Memory, World) and reuse everything else.
+/// Where a test runs: how ranks come to be, and how their memory is reached. The tests of other devices bring
+/// models of the same two shapes (Memory, World) and reuse everything else.
 namespace test {
 
 namespace so = shardopt;
@@ -23,9 +23,10 @@ struct HostMemory {
   static constexpr std::size_t alignment = 256;
 
   [[nodiscard]] static std::byte* allocate(std::int64_t bytes) {
-    return static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{alignment}));
+    return static_cast<std::byte*>(
+        ::operator new (static_cast<std::size_t>(bytes), std::align_val_t{alignment}));
   }
-  static void deallocate(std::byte* memory) { ::operator delete(memory, std::align_val_t{alignment}); }
+  static void deallocate(std::byte* memory) { ::operator delete (memory, std::align_val_t{alignment}); }
   [[nodiscard]] static std::byte* allocate_pinned(std::int64_t bytes) { return allocate(bytes); }
   static void deallocate_pinned(std::byte* memory) { deallocate(memory); }
 

@@ -37,9 +37,9 @@ template <class T>
 template <class T>
 struct Format {
   static constexpr bool is_bf16 = so::dtype_of<T> == so::Dtype::bf16;
-  static constexpr int digits = is_bf16 ? 8 : 11;       ///< of the significand, the hidden one included
-  static constexpr int lowest = is_bf16 ? -126 : -14;   ///< exponent of the smallest normal number
-  static constexpr int highest = is_bf16 ? 127 : 15;    ///< exponent of the largest
+  static constexpr int digits = is_bf16 ? 8 : 11;      ///< of the significand, the hidden one included
+  static constexpr int lowest = is_bf16 ? -126 : -14;  ///< exponent of the smallest normal number
+  static constexpr int highest = is_bf16 ? 127 : 15;   ///< exponent of the largest
 };
 
 /// The element nearest to a number, ties to even; every 16-bit NaN is the same.
@@ -50,7 +50,8 @@ template <class T>
   } else {
     using F = Format<T>;
     constexpr std::uint32_t hidden = 1U << (F::digits - 1);
-    constexpr std::uint32_t infinity = static_cast<std::uint32_t>(F::highest - F::lowest + 2) << (F::digits - 1);
+    constexpr std::uint32_t infinity = static_cast<std::uint32_t>(F::highest - F::lowest + 2)
+                                       << (F::digits - 1);
     if (std::isnan(value)) return from_bits<T>(infinity | (hidden >> 1));
     const std::uint32_t sign = std::signbit(value) ? 0x8000U : 0U;
     const double magnitude = std::fabs(value);
@@ -58,10 +59,12 @@ template <class T>
     if (std::isinf(magnitude)) return from_bits<T>(sign | infinity);
     const int exponent = std::ilogb(magnitude) < F::lowest ? F::lowest : std::ilogb(magnitude);
     if (exponent > F::highest) return from_bits<T>(sign | infinity);
-    const auto quotient = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, F::digits - 1 - exponent)));
+    const auto quotient =
+        static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, F::digits - 1 - exponent)));
     if (quotient < hidden) return from_bits<T>(sign | quotient);  // subnormal
     const std::uint32_t field = static_cast<std::uint32_t>(exponent - F::lowest + 1) << (F::digits - 1);
-    return from_bits<T>(sign | (field + (quotient - hidden)));  // a carry ends in the exponent, or in infinity
+    return from_bits<T>(sign |
+                        (field + (quotient - hidden)));  // a carry ends in the exponent, or in infinity
   }
 }
 
@@ -77,11 +80,13 @@ template <class T>
     const auto field = static_cast<int>((bits & 0x7fffU) >> (F::digits - 1));
     double magnitude = 0;
     if (field == F::highest - F::lowest + 2) {
-      magnitude = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+      magnitude =
+          fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
     } else if (field == 0) {
       magnitude = std::ldexp(static_cast<double>(fraction), F::lowest - F::digits + 1);
     } else {
-      magnitude = std::ldexp(static_cast<double>(fraction | (1U << (F::digits - 1))), field - 1 + F::lowest - F::digits + 1);
+      magnitude = std::ldexp(static_cast<double>(fraction | (1U << (F::digits - 1))),
+                             field - 1 + F::lowest - F::digits + 1);
     }
     return (bits & 0x8000U) != 0 ? -magnitude : magnitude;
   }

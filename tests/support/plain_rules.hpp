@@ -8,9 +8,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
-/// The rules again, as plain loops' bodies: once with floats and the roundings that the rules promise, once with doubles
-/// by the definition.
+/// The rules again, as plain loops' bodies: once with floats and the roundings that the rules promise, once
+/// with doubles by the definition.
 namespace test {
 
 template <class Rule>
@@ -20,11 +21,11 @@ template <so::WeightDecay style, bool amsgrad>
 struct PlainRule<so::BasicAdam<style, amsgrad>> {
   using Rule = so::BasicAdam<style, amsgrad>;
 
-  static float update(const Rule& rule, double lr_factor, std::int64_t t, float param, float grad, float* state) {
+  static float update(const Rule& rule, double lr_factor, std::int64_t t, float param, float grad,
+                      float* state) {
     const double rate = rule.lr * lr_factor;
-    const auto weight1 = static_cast<float>(1 - rule.beta1);
-    const auto weight2 = static_cast<float>(1 - rule.beta2);
-    const auto root_factor = static_cast<float>(1 / std::sqrt(1 - std::pow(rule.beta2, static_cast<double>(t))));
+    const auto root_factor =
+        static_cast<float>(1 / std::sqrt(1 - std::pow(rule.beta2, static_cast<double>(t))));
     const auto step = static_cast<float>(-(rate / (1 - std::pow(rule.beta1, static_cast<double>(t)))));
     float g = rule.maximize ? -grad : grad;
     if (style == so::WeightDecay::l2) {
@@ -32,9 +33,8 @@ struct PlainRule<so::BasicAdam<style, amsgrad>> {
     } else {
       param = std::fma(static_cast<float>(-(rate * rule.weight_decay)), param, param);
     }
-    state[0] = std::fma(weight1, g, std::fma(-weight1, state[0], state[0]));
-    const float weighted = weight2 * g;
-    state[1] = std::fma(weighted, g, std::fma(-weight2, state[1], state[1]));
+    state[0] = blended(state[0], g, rule.beta1);
+    state[1] = blended(state[1], std::fmin(g * g, std::numeric_limits<float>::max()), rule.beta2);
     float square = state[1];
     if constexpr (amsgrad) {
       if (state[2] < square) state[2] = square;
@@ -44,7 +44,14 @@ struct PlainRule<so::BasicAdam<style, amsgrad>> {
     return std::fma(step, quotient, param);
   }
 
-  static double update(const Rule& rule, double lr_factor, std::int64_t t, double param, double grad, double* state) {
+  /// A mean that decays by beta, after it has taken in a value.
+  static float blended(float mean, float value, double beta) {
+    if (beta < 0.5) return std::fma(static_cast<float>(beta), mean - value, value);
+    return std::fma(static_cast<float>(1 - beta), value - mean, mean);
+  }
+
+  static double update(const Rule& rule, double lr_factor, std::int64_t t, double param, double grad,
+                       double* state) {
     const double lr = rule.lr * lr_factor;
     double g = rule.maximize ? -grad : grad;
     if (style == so::WeightDecay::l2) g += rule.weight_decay * param;
@@ -61,7 +68,8 @@ struct PlainRule<so::BasicAdam<style, amsgrad>> {
 
 template <>
 struct PlainRule<so::SGD> {
-  static float update(const so::SGD& rule, double lr_factor, std::int64_t t, float param, float grad, float* state) {
+  static float update(const so::SGD& rule, double lr_factor, std::int64_t t, float param, float grad,
+                      float* state) {
     const auto momentum = static_cast<float>(rule.momentum);
     const bool first = t == 1 || rule.momentum == 0;
     const float g = std::fma(static_cast<float>(rule.weight_decay), param, rule.maximize ? -grad : grad);
@@ -71,7 +79,8 @@ struct PlainRule<so::SGD> {
     return std::fma(static_cast<float>(-(rule.lr * lr_factor)), direction, param);
   }
 
-  static double update(const so::SGD& rule, double lr_factor, std::int64_t t, double param, double grad, double* state) {
+  static double update(const so::SGD& rule, double lr_factor, std::int64_t t, double param, double grad,
+                       double* state) {
     const double g = (rule.maximize ? -grad : grad) + rule.weight_decay * param;
     const bool first = t == 1 || rule.momentum == 0;
     state[0] = first ? g : rule.momentum * state[0] + (1 - rule.dampening) * g;
@@ -82,7 +91,8 @@ struct PlainRule<so::SGD> {
 template <>
 struct PlainRule<SignRule> {
   template <class Number>
-  static Number update(const SignRule& rule, double lr_factor, std::int64_t, Number param, Number grad, Number* state) {
+  static Number update(const SignRule& rule, double lr_factor, std::int64_t, Number param, Number grad,
+                       Number* state) {
     const Number taken = static_cast<Number>(1.0f - rule.decay) * grad;
     state[0] = std::fma(static_cast<Number>(rule.decay), state[0], taken);
     state[1] += 1;

@@ -13,7 +13,8 @@
 
 namespace test {
 
-/// What an optimizer is told, beside its policies: read by the plain loop and turned into a Config by the test.
+/// What an optimizer is told, beside its policies: read by the plain loop and turned into a Config by the
+/// test.
 template <class Rule>
 struct Settings {
   struct GroupRule {
@@ -26,8 +27,8 @@ struct Settings {
   bool count_skipped = false;
 };
 
-/// A training run by a plain, unsharded loop over the flat index: sums the ranks' gradients by the documented tree, and
-/// keeps what each step leaves behind.
+/// A training run by a plain, unsharded loop over the flat index: sums the ranks' gradients by the documented
+/// tree, and keeps what each step leaves behind.
 ///
 /// `master` and `states` have the bits that the library promises; `precise` is the same loop in doubles.
 template <class Rule, class Precision>
@@ -91,8 +92,8 @@ class Reference {
     std::vector<float> values(static_cast<std::size_t>(world_));
     for (std::int64_t flat = 0; flat < places_.elements; ++flat) {
       for (int rank = 0; rank < world_; ++rank) {
-        values[static_cast<std::size_t>(rank)] =
-            static_cast<float>(value_of(gradient_of<Grad>(work_, step, rank, world_, flat, places_.elements)));
+        values[static_cast<std::size_t>(rank)] = static_cast<float>(
+            value_of(gradient_of<Grad>(work_, step, rank, world_, flat, places_.elements)));
       }
       now_.reduced.push_back(rounded<Grad>(static_cast<double>(tree_sum(values))));
     }
@@ -145,7 +146,8 @@ class Reference {
   }
 
   void update(const StepPlan& plan) {
-    const double wide_factor = static_cast<double>(plan.gradient_scale) * static_cast<double>(now_.clip_factor);
+    const double wide_factor =
+        static_cast<double>(plan.gradient_scale) * static_cast<double>(now_.clip_factor);
     const auto factor = static_cast<float>(wide_factor);
     const auto lr_factor = static_cast<double>(plan.lr_factor);
     for (std::size_t flat = 0; flat < now_.master.size(); ++flat) {
@@ -153,9 +155,11 @@ class Reference {
       float state[state_count + 1] = {};
       for (std::size_t k = 0; k < state_count; ++k) state[k] = now_.states[k][flat];
       const auto grad = static_cast<float>(value_of(now_.reduced[flat]));
-      now_.master[flat] = PlainRule<Rule>::update(rule, lr_factor, now_.updates, now_.master[flat], grad * factor, state);
+      now_.master[flat] =
+          PlainRule<Rule>::update(rule, lr_factor, now_.updates, now_.master[flat], grad * factor, state);
       for (std::size_t k = 0; k < state_count; ++k) now_.states[k][flat] = state[k];
-      precise[flat] = PlainRule<Rule>::update(rule, lr_factor, now_.updates, precise[flat], static_cast<double>(grad) * wide_factor,
+      precise[flat] = PlainRule<Rule>::update(rule, lr_factor, now_.updates, precise[flat],
+                                              static_cast<double>(grad) * wide_factor,
                                               &precise_states_[flat * (state_count + 1)]);
     }
   }

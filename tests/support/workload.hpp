@@ -41,8 +41,8 @@ struct Workload {
   std::string name;
   std::vector<Tensor> tensors;
   Gradients gradients = Gradients::exact;
-  bool reversed = false;  ///< the last tensor lies first in memory
-  bool separate = false;  ///< the table holds addresses, not offsets
+  bool reversed = false;        ///< the last tensor lies first in memory
+  bool separate = false;        ///< the table holds addresses, not offsets
   std::int64_t misaligned = 0;  ///< elements between an aligned address and the buffers' start
   std::vector<StepPlan> steps = {};
 };
@@ -58,14 +58,15 @@ struct Placed {
 /// The places of a workload's tensors, computed here and not by the library.
 struct Places {
   std::vector<Placed> tensors;
-  std::int64_t extent = 0;    ///< elements of each flat buffer
-  std::int64_t elements = 0;  ///< trainable ones
+  std::int64_t extent = 0;                   ///< elements of each flat buffer
+  std::int64_t elements = 0;                 ///< trainable ones
   std::vector<std::int64_t> memory_of_flat;  ///< offset of each trainable element
 
   explicit Places(const Workload& work) {
     for (const Tensor& tensor : work.tensors) tensors.push_back({tensor});
     std::vector<std::size_t> order;
-    for (std::size_t k = 0; k < tensors.size(); ++k) order.push_back(work.reversed ? tensors.size() - 1 - k : k);
+    for (std::size_t k = 0; k < tensors.size(); ++k)
+      order.push_back(work.reversed ? tensors.size() - 1 - k : k);
     for (const std::size_t k : order) {
       if (!tensors[k].tensor.alias_of.empty()) continue;
       extent += tensors[k].tensor.gap;
@@ -84,11 +85,16 @@ struct Places {
 
 /// The table of a workload. @param parameters, gradients  only where it is to hold addresses
 template <class Param, class Grad>
-[[nodiscard]] so::ParameterTable table_of(const Workload& work, const Places& places, Param* parameters, Grad* gradients) {
+[[nodiscard]] so::ParameterTable table_of(const Workload& work, const Places& places, Param* parameters,
+                                          Grad* gradients) {
   so::ParameterTable table;
   for (const Placed& placed : places.tensors) {
     const Tensor& tensor = placed.tensor;
-    so::ParameterInfo info{.name = tensor.name, .shape = {tensor.numel}, .group = tensor.group, .frozen = tensor.frozen, .alias_of = tensor.alias_of};
+    so::ParameterInfo info{.name = tensor.name,
+                           .shape = {tensor.numel},
+                           .group = tensor.group,
+                           .frozen = tensor.frozen,
+                           .alias_of = tensor.alias_of};
     if (tensor.alias_of.empty()) {
       if (work.separate) {
         info.parameter = parameters + placed.offset;
@@ -111,11 +117,13 @@ template <class Param>
 
 /// One rank's gradient of a flat element in a step.
 template <class Grad>
-[[nodiscard]] Grad gradient_of(const Workload& work, std::size_t step, int rank, int world, std::int64_t flat, std::int64_t elements) {
+[[nodiscard]] Grad gradient_of(const Workload& work, std::size_t step, int rank, int world, std::int64_t flat,
+                               std::int64_t elements) {
   const Kind kind = work.steps[step].kind;
   if (kind == Kind::zero_gradient) return rounded<Grad>(0.0);
-  const bool poisoned = flat == static_cast<std::int64_t>(noise(7, step) % static_cast<std::uint64_t>(elements)) &&
-                        rank == static_cast<int>(step) % world;
+  const bool poisoned =
+      flat == static_cast<std::int64_t>(noise(7, step) % static_cast<std::uint64_t>(elements)) &&
+      rank == static_cast<int>(step) % world;
   if (poisoned && kind == Kind::infinite) return rounded<Grad>(std::numeric_limits<double>::infinity());
   if (poisoned && kind == Kind::not_a_number) return rounded<Grad>(std::numeric_limits<double>::quiet_NaN());
   if (work.gradients == Gradients::ranked) {
@@ -125,15 +133,18 @@ template <class Grad>
   }
   // Eight small integers dealt to the ranks: every sum of them is exact in every type.
   std::int64_t sum = 0;
-  for (int part = rank; part < 8; part += world) sum += static_cast<std::int64_t>(noise(3, step, part, flat) % 17) - 8;
+  for (int part = rank; part < 8; part += world)
+    sum += static_cast<std::int64_t>(noise(3, step, part, flat) % 17) - 8;
   return rounded<Grad>(static_cast<double>(sum) / 16);
 }
 
-/// Thirteen steps: another learning rate in each, an infinity, a NaN, a step without gradient, one that the engine discards.
+/// Thirteen steps: another learning rate in each, an infinity, a NaN, a step without gradient, one that the
+/// engine discards.
 [[nodiscard]] inline std::vector<StepPlan> thirteen_steps() {
   std::vector<StepPlan> steps;
   for (int k = 0; k < 13; ++k) {
-    steps.push_back({.lr_factor = 1.0f - static_cast<float>(k) / 16, .gradient_scale = k % 3 == 0 ? 1.0f : 1.0f / 64});
+    steps.push_back(
+        {.lr_factor = 1.0f - static_cast<float>(k) / 16, .gradient_scale = k % 3 == 0 ? 1.0f : 1.0f / 64});
   }
   steps[4].kind = Kind::infinite;
   steps[7].kind = Kind::zero_gradient;
@@ -142,8 +153,8 @@ template <class Grad>
   return steps;
 }
 
-/// Tensors of every size that has gone wrong somewhere: empty ones first, in the middle and last, tile and grain borders,
-/// primes; gaps, frozen tensors and an alias among them; two groups that alternate.
+/// Tensors of every size that has gone wrong somewhere: empty ones first, in the middle and last, tile and
+/// grain borders, primes; gaps, frozen tensors and an alias among them; two groups that alternate.
 [[nodiscard]] inline Workload awkward_workload() {
   return {.name = "awkward",
           .tensors = {{"empty_first", 0, "plain"},
@@ -167,7 +178,9 @@ template <class Grad>
 
 /// One tensor of a size, cut by nothing else.
 [[nodiscard]] inline Workload single_tensor(std::int64_t numel) {
-  return {.name = "single " + std::to_string(numel), .tensors = {{"w", numel, "decay"}}, .steps = thirteen_steps()};
+  return {.name = "single " + std::to_string(numel),
+          .tensors = {{"w", numel, "decay"}},
+          .steps = thirteen_steps()};
 }
 
 }  // namespace test

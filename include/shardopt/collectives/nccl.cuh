@@ -3,17 +3,22 @@
 
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/collectives/nccl_error.cuh>
+#include <shardopt/collectives/nccl_handle.cuh>
 #include <shardopt/core/digest.hpp>
 #include <shardopt/devices/cuda.cuh>
 
 #include <nccl.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -34,46 +39,52 @@ class Nccl {
 
   /// The engine's communicator, used on the engine's stream; both must outlive this. The communicator's
   /// device may differ from the current one. @throws NcclError if the communicator is not usable
-  [[nodiscard]] static Nccl borrow(ncclComm_t comm, cudaStream_t stream) { return Nccl(comm, stream, false); }
+  [[nodiscard]] static Nccl borrow(ncclComm_t comm, cudaStream_t stream, const NcclOptions& options = {}) {
+    return Nccl(comm, stream, false, options);
+  }
 
-  /// A communicator of its own on the current device. Collective; waits for the other ranks.
+  /// A communicator of its own on the current device. Collective; waits for the other ranks, at most for
+  /// `options.deadline` if there is one.
   /// @param id  the same on all ranks, from ncclGetUniqueId on one of them
-  /// @throws std::invalid_argument for a rank outside the world; NcclError
-  [[nodiscard]] static Nccl create(const ncclUniqueId& id, int rank, int world, cudaStream_t stream) {
+  /// @throws std::invalid_argument for a rank outside the world; NcclError; CollectiveError if not all ranks
+  /// have come in time
+  [[nodiscard]] static Nccl create(const ncclUniqueId& id, int rank, int world, cudaStream_t stream,
+                                   const NcclOptions& options = {}) {
     if (world < 1 || rank < 0 || rank >= world) {
       throw std::invalid_argument("shardopt: rank " + std::to_string(rank) + " of a world of " +
                                   std::to_string(world) + " does not exist");
     }
     ncclComm_t comm = nullptr;
-    throw_if_failed(ncclCommInitRank(&comm, world, id, rank), "ncclCommInitRank");
-    return Nccl(comm, stream, true);
+    if (options.deadline.count() > 0) {
+      comm = join_in_time(id, rank, world, options.deadline);
+    } else {
+      shardopt::throw_if_failed(ncclCommInitRank(&comm, world, id, rank), "ncclCommInitRank");
+    }
+    return Nccl(comm, stream, true, options);
   }
 
-  /// Moves; what is moved from is no rank any more.
-  Nccl(Nccl&& other) noexcept
-      : comm_(std::exchange(other.comm_, nullptr)),
-        stream_(other.stream_),
-        owns_(std::exchange(other.owns_, false)),
-        rank_(other.rank_),
-        world_(other.world_),
-        device_(other.device_),
-        signatures_(std::exchange(other.signatures_, nullptr)) {}
-  /// Exchanges the two.
-  Nccl& operator=(Nccl&& other) noexcept {
-    std::swap(comm_, other.comm_);
-    std::swap(stream_, other.stream_);
-    std::swap(owns_, other.owns_);
-    std::swap(rank_, other.rank_);
-    std::swap(world_, other.world_);
-    std::swap(device_, other.device_);
-    std::swap(signatures_, other.signatures_);
-    return *this;
-  }
+  Nccl(Nccl&&) noexcept = default;             ///< what is moved from is no rank any more
+  Nccl& operator=(Nccl&&) noexcept = default;  ///< likewise
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
-  ~Nccl() {
-    if (signatures_ != nullptr) device_.deallocate(signatures_);
-    if (owns_ && comm_ != nullptr) static_cast<void>(ncclCommDestroy(comm_));
+  ~Nccl() = default;
+
+  /// Gives the communicator up: what waits for a peer ends, every later call throws. From any thread; again
+  /// has no effect. Aborts a borrowed communicator only if NcclOptions::abort_borrowed says so.
+  void abort(std::string_view reason) noexcept { handle_->fail("aborted: " + std::string(reason)); }
+
+  /// @throws CollectiveError if the communicator has failed or was aborted
+  void throw_if_failed() const { handle_->throw_if_failed(); }
+
+  /// Whether work may wait for a lost peer for ever: the communicator has failed and may not be aborted.
+  [[nodiscard]] bool stuck() const noexcept { return handle_->stuck(); }
+
+  /// What the next calls belong to, for reports of failures.
+  void label(std::string text) { handle_->label(std::move(text)); }
+
+  /// Waits for events on the host, and gives up if the communicator fails meanwhile; may outlive this.
+  [[nodiscard]] std::function<void(const Cuda::Event&)> waiter() const {
+    return [handle = handle_](const Cuda::Event& event) { handle->wait(event); };
   }
 
   /// For debugging: from now on every call first compares operation, type, count, root and blocks with the
@@ -81,8 +92,10 @@ class Nccl {
   /// instead of a hang or wrong sums. Costs a small all-gather and a wait a call, and world · 64 bytes of
   /// device memory that no MemoryPlan counts.
   [[nodiscard]] Nccl verifying_calls() && {
-    if (signatures_ == nullptr)
-      signatures_ = device_.allocate(world_ * static_cast<std::int64_t>(sizeof(Signature)));
+    if (signatures_ == nullptr) {
+      signatures_ = {device_.allocate(world_ * static_cast<std::int64_t>(sizeof(Signature))),
+                     [device = device_](void* memory) { device.deallocate(memory); }};
+    }
     return std::move(*this);
   }
 
@@ -118,79 +131,73 @@ class Nccl {
             .layout = digest_of(blocks, reduction)});
     if (blocks.elements() == 0) return;
     if (reduction == Reduction::ordered) return reduce_scatter_ordered(base, blocks, type, workspace);
-    const CudaDeviceGuard guard(device_.ordinal());
     if (blocks.uniform()) {
       const Range own = blocks.block(rank_);
-      throw_if_failed(ncclReduceScatter(base, at(base, own.begin, type), size(own), native(type), ncclSum,
-                                        comm_, stream_),
-                      "ncclReduceScatter", comm_);
+      enqueue("ncclReduceScatter", [&](ncclComm_t comm) {
+        return ncclReduceScatter(base, at(base, own.begin, type), size(own), native(type), ncclSum, comm,
+                                 stream_);
+      });
       return;
     }
-    grouped([&] {
-      for (int root = 0; root < world_; ++root) {
-        const Range block = blocks.block(root);
-        if (block.empty()) continue;
-        void* data = at(base, block.begin, type);
-        throw_if_failed(ncclReduce(data, root == rank_ ? data : nullptr, size(block), native(type), ncclSum,
-                                   root, comm_, stream_),
-                        "ncclReduce", comm_);
-      }
-    });
+    enqueue_blocks("ncclReduce", base, blocks, type,
+                   [&](void* data, std::size_t count, int root, ncclComm_t comm) {
+                     return ncclReduce(data, root == rank_ ? data : nullptr, count, native(type), ncclSum,
+                                       root, comm, stream_);
+                   });
   }
 
-  /// Block r of `base` becomes rank r's on every rank. @see Collective
+  /// Block r of `base` becomes rank r's. @see Collective
   void all_gather(void* base, BlockLayout blocks, Dtype type) {
     verify({.operation = operation_all_gather,
             .type = type,
             .count = blocks.elements(),
             .layout = digest_of(blocks, Reduction::native)});
     if (blocks.elements() == 0) return;
-    const CudaDeviceGuard guard(device_.ordinal());
     if (blocks.uniform()) {
       const Range own = blocks.block(rank_);
-      throw_if_failed(ncclAllGather(at(base, own.begin, type), base, size(own), native(type), comm_, stream_),
-                      "ncclAllGather", comm_);
+      enqueue("ncclAllGather", [&](ncclComm_t comm) {
+        return ncclAllGather(at(base, own.begin, type), base, size(own), native(type), comm, stream_);
+      });
       return;
     }
-    grouped([&] {
-      for (int root = 0; root < world_; ++root) {
-        const Range block = blocks.block(root);
-        if (block.empty()) continue;
-        void* data = at(base, block.begin, type);
-        throw_if_failed(ncclBroadcast(data, data, size(block), native(type), root, comm_, stream_),
-                        "ncclBroadcast", comm_);
-      }
-    });
+    enqueue_blocks("ncclBroadcast", base, blocks, type,
+                   [&](void* data, std::size_t count, int root, ncclComm_t comm) {
+                     return ncclBroadcast(data, data, count, native(type), root, comm, stream_);
+                   });
   }
 
-  /// Sums 64-bit integers over the ranks, modulo 2^64. @see Collective
+  /// Sums over the ranks, in place. @see Collective
   void all_reduce(std::int64_t* values, std::int64_t count) {
     verify({.operation = operation_all_reduce, .type = Dtype::int64, .count = count});
     if (count == 0) return;
-    const CudaDeviceGuard guard(device_.ordinal());
-    throw_if_failed(
-        ncclAllReduce(values, values, static_cast<std::size_t>(count), ncclInt64, ncclSum, comm_, stream_),
-        "ncclAllReduce", comm_);
+    enqueue("ncclAllReduce", [&](ncclComm_t comm) {
+      return ncclAllReduce(values, values, static_cast<std::size_t>(count), ncclInt64, ncclSum, comm,
+                           stream_);
+    });
   }
 
-  /// Rank `root`'s bytes replace the others'. @see Collective
+  /// Bytes of one rank to all. @see Collective
   void broadcast(void* data, std::int64_t bytes, int root) {
     verify({.operation = operation_broadcast, .type = Dtype::uint8, .count = bytes, .root = root});
     if (bytes == 0) return;
-    const CudaDeviceGuard guard(device_.ordinal());
-    throw_if_failed(
-        ncclBroadcast(data, data, static_cast<std::size_t>(bytes), ncclUint8, root, comm_, stream_),
-        "ncclBroadcast", comm_);
+    enqueue("ncclBroadcast", [&](ncclComm_t comm) {
+      return ncclBroadcast(data, data, static_cast<std::size_t>(bytes), ncclUint8, root, comm, stream_);
+    });
   }
 
   /// Host bytes of every rank to every rank; waits. @see Collective
   void exchange(std::span<const std::byte> mine, std::span<std::byte> all, void* scratch) {
     if (mine.empty()) return;
-    const CudaDeviceGuard guard(device_.ordinal());
     auto* own = static_cast<std::byte*>(scratch) + static_cast<std::size_t>(rank_) * mine.size();
     device_.upload(own, mine.data(), static_cast<std::int64_t>(mine.size()), stream_);
-    throw_if_failed(ncclAllGather(own, scratch, mine.size(), ncclUint8, comm_, stream_), "ncclAllGather",
-                    comm_);
+    enqueue("ncclAllGather", [&](ncclComm_t comm) {
+      return ncclAllGather(own, scratch, mine.size(), ncclUint8, comm, stream_);
+    });
+    if (handle_->watched()) {
+      Cuda::Event gathered = device_.make_event();
+      device_.record(gathered, stream_);
+      handle_->wait(gathered);
+    }
     device_.download(all.data(), scratch, static_cast<std::int64_t>(all.size()), stream_);
   }
 
@@ -218,36 +225,98 @@ class Nccl {
     }
   };
 
-  Nccl(ncclComm_t comm, cudaStream_t stream, bool owns)
-      : comm_(comm), stream_(stream), owns_(owns), rank_(0), world_(1), device_(0) {
+  Nccl(ncclComm_t comm, cudaStream_t stream, bool owns, const NcclOptions& options)
+      : comm_(comm), stream_(stream) {
     int ordinal = 0;
     try {
-      throw_if_failed(ncclCommUserRank(comm, &rank_), "ncclCommUserRank", comm);
-      throw_if_failed(ncclCommCount(comm, &world_), "ncclCommCount", comm);
-      throw_if_failed(ncclCommCuDevice(comm, &ordinal), "ncclCommCuDevice", comm);
+      shardopt::throw_if_failed(ncclCommUserRank(comm, &rank_), "ncclCommUserRank", comm);
+      shardopt::throw_if_failed(ncclCommCount(comm, &world_), "ncclCommCount", comm);
+      shardopt::throw_if_failed(ncclCommCuDevice(comm, &ordinal), "ncclCommCuDevice", comm);
+      device_ = Cuda(ordinal);
+      handle_ = std::make_shared<detail::NcclHandle>(comm, owns, rank_, device_, options);
     } catch (...) {
       if (owns) static_cast<void>(ncclCommDestroy(comm));
       throw;
     }
-    device_ = Cuda(ordinal);
+  }
+
+  /// Joins without blocking, so that a rank that never comes is noticed.
+  [[nodiscard]] static ncclComm_t join_in_time(const ncclUniqueId& id, int rank, int world,
+                                               std::chrono::milliseconds deadline) {
+    const auto end = std::chrono::steady_clock::now() + deadline;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr;
+    ncclResult_t status = ncclCommInitRankConfig(&comm, world, id, rank, &config);
+    while (status == ncclInProgress && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (ncclCommGetAsyncError(comm, &status) != ncclSuccess) status = ncclInternalError;
+    }
+    if (status == ncclSuccess) return comm;
+    const std::string reason = status == ncclInProgress
+                                   ? "not all " + std::to_string(world) + " ranks have come within " +
+                                         std::to_string(deadline.count()) + " ms"
+                                   : std::string("NCCL reports: ") + ncclGetErrorString(status) + " (" +
+                                         ncclGetLastError(comm) + ")";
+    if (comm != nullptr) static_cast<void>(ncclCommAbort(comm));
+    throw CollectiveError("shardopt: rank " + std::to_string(rank) + " cannot join: " + reason);
+  }
+
+  /// Makes one call of NCCL, and watches for its end.
+  template <class Body>
+  void enqueue(const char* call, const Body& body) {
+    const CudaDeviceGuard guard(device_.ordinal());
+    handle_->settle(body(handle_->get()), call);
+    handle_->track(stream_);
+  }
+
+  /// Calls for every block that is not empty, as one NCCL group.
+  template <class Body>
+  void enqueue_blocks(const char* call, void* base, BlockLayout blocks, Dtype type, const Body& body) {
+    enqueue_group([&](ncclComm_t comm) {
+      for (int root = 0; root < world_; ++root) {
+        const Range block = blocks.block(root);
+        if (!block.empty()) require_queued(body(at(base, block.begin, type), size(block), root, comm), call);
+      }
+    });
+  }
+
+  /// One NCCL group; closed even if a call in it fails.
+  template <class Body>
+  void enqueue_group(const Body& body) {
+    const CudaDeviceGuard guard(device_.ordinal());
+    const ncclComm_t comm = handle_->get();
+    shardopt::throw_if_failed(ncclGroupStart(), "ncclGroupStart", comm);
+    try {
+      body(comm);
+    } catch (...) {
+      static_cast<void>(ncclGroupEnd());
+      throw;
+    }
+    handle_->settle(ncclGroupEnd(), "ncclGroupEnd");
+    handle_->track(stream_);
+  }
+
+  /// Inside a group nothing has begun yet, whatever the communicator's mode.
+  void require_queued(ncclResult_t status, const char* call) const {
+    if (status != ncclInProgress) shardopt::throw_if_failed(status, call, comm_);
   }
 
   void reduce_scatter_ordered(void* base, BlockLayout blocks, Dtype type, void* workspace) {
-    const CudaDeviceGuard guard(device_.ordinal());
     const Range own = blocks.block(rank_);
     if (world_ > 1) {
-      grouped([&] {
+      enqueue_group([&](ncclComm_t comm) {
         for (int peer = 0; peer < world_; ++peer) {
           if (peer == rank_) continue;
           const Range theirs = blocks.block(peer);
           if (!theirs.empty()) {
-            throw_if_failed(
-                ncclSend(at(base, theirs.begin, type), size(theirs), native(type), peer, comm_, stream_),
-                "ncclSend", comm_);
+            require_queued(
+                ncclSend(at(base, theirs.begin, type), size(theirs), native(type), peer, comm, stream_),
+                "ncclSend");
           }
           if (!own.empty()) {
             void* slot = at(workspace, (peer < rank_ ? peer : peer - 1) * own.size(), type);
-            throw_if_failed(ncclRecv(slot, size(own), native(type), peer, comm_, stream_), "ncclRecv", comm_);
+            require_queued(ncclRecv(slot, size(own), native(type), peer, comm, stream_), "ncclRecv");
           }
         }
       });
@@ -255,23 +324,10 @@ class Nccl {
     device_.sum_ranks(type, at(base, own.begin, type), workspace, own.size(), rank_, world_, stream_);
   }
 
-  /// One NCCL group; closed even if a call in it fails.
-  template <class Body>
-  void grouped(const Body& body) {
-    throw_if_failed(ncclGroupStart(), "ncclGroupStart", comm_);
-    try {
-      body();
-    } catch (...) {
-      static_cast<void>(ncclGroupEnd());
-      throw;
-    }
-    throw_if_failed(ncclGroupEnd(), "ncclGroupEnd", comm_);
-  }
-
   void verify(const Signature& mine) {
     if (signatures_ == nullptr) return;
     std::vector<Signature> all(static_cast<std::size_t>(world_));
-    exchange(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), signatures_);
+    exchange(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), signatures_.get());
     for (int rank = 1; rank < world_; ++rank) {
       const Signature& other = all[static_cast<std::size_t>(rank)];
       if (other == all.front()) continue;
@@ -312,11 +368,11 @@ class Nccl {
 
   ncclComm_t comm_;
   cudaStream_t stream_;
-  bool owns_;
-  int rank_;
-  int world_;
-  Cuda device_;
-  void* signatures_ = nullptr;
+  int rank_ = 0;
+  int world_ = 1;
+  Cuda device_{0};
+  std::shared_ptr<detail::NcclHandle> handle_;
+  std::shared_ptr<void> signatures_;
 };
 
 static_assert(Collective<Nccl>);

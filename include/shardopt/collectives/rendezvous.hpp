@@ -84,6 +84,7 @@ class Rendezvous {
     waiting_for_ = operation;
     if (++waiting_ == world()) {
       if (compare) compare_requests();
+      throw_if_failed();  // before the others are let go: a rank that disagrees must write nothing
       waiting_ = 0;
       ++generation_;
       changed_.notify_all();

@@ -104,7 +104,7 @@ class Threads<Cuda> {
   /// Tells all ranks that this one has failed; for engines that run their own threads.
   void abort(std::string_view message) { member_.abort(message); }
 
-  /// @copydoc Collective
+  /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction /*ordered*/,
                       void* /*workspace*/) {
     const auto layout = detail::digest_of(blocks);
@@ -124,7 +124,7 @@ class Threads<Cuda> {
          });
   }
 
-  /// @copydoc Collective
+  /// Block r of `base` becomes rank r's on every rank. @see Collective
   void all_gather(void* base, BlockLayout blocks, Dtype type) {
     const auto layout = detail::digest_of(blocks);
     meet(
@@ -140,7 +140,7 @@ class Threads<Cuda> {
         });
   }
 
-  /// @copydoc Collective
+  /// Sums 64-bit integers over the ranks, modulo 2^64. @see Collective
   /// @throws std::invalid_argument for more than 128 values
   void all_reduce(std::int64_t* values, std::int64_t count) {
     if (count > scratch_words) {
@@ -158,7 +158,7 @@ class Threads<Cuda> {
                   stream());
   }
 
-  /// @copydoc Collective
+  /// Rank `root`'s bytes replace the others'. @see Collective
   void broadcast(void* data, std::int64_t bytes, int root) {
     meet({.operation = "broadcast", .count = bytes, .root = root, .data = data},
          [&](const std::vector<Posted>& ranks) {
@@ -167,7 +167,7 @@ class Threads<Cuda> {
          });
   }
 
-  /// @copydoc Collective
+  /// Host bytes of every rank to every rank; waits. @see Collective
   void exchange(std::span<const std::byte> mine, std::span<std::byte> all, void* /*scratch*/) {
     member_.exchange(mine, all);
   }

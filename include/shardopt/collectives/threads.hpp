@@ -77,7 +77,7 @@ class Threads<Host> {
   /// Waits for all ranks.
   void barrier() { member_.rendezvous().post(rank(), {.operation = "barrier"}); }
 
-  /// @copydoc Collective
+  /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction /*ordered*/,
                       void* /*workspace*/) {
     const auto layout = detail::digest_of(blocks);
@@ -96,7 +96,7 @@ class Threads<Host> {
                  });
   }
 
-  /// @copydoc Collective
+  /// Block r of `base` becomes rank r's on every rank. @see Collective
   void all_gather(void* base, BlockLayout blocks, Dtype type) {
     const auto layout = detail::digest_of(blocks);
     member_.meet(
@@ -112,7 +112,7 @@ class Threads<Host> {
         });
   }
 
-  /// @copydoc Collective
+  /// Sums 64-bit integers over the ranks, modulo 2^64. @see Collective
   void all_reduce(std::int64_t* values, std::int64_t count) {
     std::vector<std::uint64_t> sums(static_cast<std::size_t>(count), 0);
     member_.meet({.operation = "all_reduce", .type = Dtype::int64, .count = count, .data = values}, [&] {
@@ -124,14 +124,14 @@ class Threads<Host> {
     for (std::size_t k = 0; k < sums.size(); ++k) values[k] = static_cast<std::int64_t>(sums[k]);
   }
 
-  /// @copydoc Collective
+  /// Rank `root`'s bytes replace the others'. @see Collective
   void broadcast(void* data, std::int64_t bytes, int root) {
     member_.meet({.operation = "broadcast", .count = bytes, .root = root, .data = data}, [&] {
       if (rank() != root && bytes > 0) std::memcpy(data, posted(root).data, static_cast<std::size_t>(bytes));
     });
   }
 
-  /// @copydoc Collective
+  /// Host bytes of every rank to every rank; waits. @see Collective
   void exchange(std::span<const std::byte> mine, std::span<std::byte> all, void* /*scratch*/) {
     member_.exchange(mine, all);
   }

@@ -3,7 +3,7 @@
 
 #include <shardopt/core/config.hpp>
 #include <shardopt/core/dtype.hpp>
-#include <shardopt/core/math.hpp>
+#include <shardopt/core/float_bits.hpp>
 
 #include <cstdint>
 #include <cstring>
@@ -20,6 +20,11 @@ namespace detail {
 
 [[nodiscard]] SHARDOPT_HD inline std::uint16_t fp16_bits(float value) noexcept {
   const std::uint32_t bits = bits_of(value);
+#if defined(__CUDA_ARCH__)
+  std::uint16_t half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return (bits & 0x7fffffffU) > 0x7f800000U ? std::uint16_t{0x7e00} : half;  // the device's NaN is another
+#else
   const std::uint32_t sign = (bits >> 16) & 0x8000U;
   const std::uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude > 0x7f800000U) return 0x7e00;
@@ -37,9 +42,16 @@ namespace detail {
   const std::uint32_t half = 1U << (shift - 1U);
   const std::uint32_t up = (rest > half || (rest == half && (kept & 1U) != 0)) ? 1U : 0U;
   return static_cast<std::uint16_t>(sign | (kept + up));
+#endif
 }
 
 [[nodiscard]] SHARDOPT_HD inline float float_of_fp16(std::uint16_t half) noexcept {
+#if defined(__CUDA_ARCH__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  const std::uint32_t nan = ((half & 0x8000U) << 16) | 0x7fc00000U | ((half & 0x3ffU) << 13);
+  return (half & 0x7fffU) > 0x7c00U ? float_from(nan) : value;  // the device's NaN has lost its payload
+#else
   const std::uint32_t sign = (half & 0x8000U) << 16;
   const std::uint32_t exponent = (half >> 10) & 0x1fU;
   std::uint32_t fraction = half & 0x3ffU;
@@ -51,6 +63,7 @@ namespace detail {
       113U;  // a subnormal half is a normal float: shift its leading one to the hidden place
   for (; (fraction & 0x400U) == 0; fraction <<= 1) --biased;
   return float_from(sign | (biased << 23) | ((fraction & 0x3ffU) << 13));
+#endif
 }
 
 }  // namespace detail

@@ -13,14 +13,18 @@ namespace exact_sum {
 
 /// The three limbs that one number touches: words[first + k] += parts[k].
 struct Addend {
+  /// Word that the lowest part is added to.
   int first;
+  /// 32 bits for each of three consecutive words.
   std::uint32_t parts[3];
 };
 
 /// A format of sums: limb k weighs 2^(32 k + lowest_exponent).
 template <int limb_count, int lowest>
 struct Format {
+  /// Words of a sum.
   static constexpr int limbs = limb_count;
+  /// Binary exponent of the lowest bit.
   static constexpr int lowest_exponent = lowest;
 
   /// Splits a number's magnitude. @pre finite, zero or a multiple of 2^lowest_exponent, and within the limbs

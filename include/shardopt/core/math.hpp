@@ -13,51 +13,14 @@
 /// Rules call these functions with `float` on the device and with Pack, eight floats, on the host.
 
 #include <shardopt/core/config.hpp>
+#include <shardopt/core/float_bits.hpp>
 #include <shardopt/core/pack.hpp>
 
-#include <bit>
 #include <cstdint>
 
 namespace shardopt::inline v0 {
 
 namespace detail {
-
-[[nodiscard]] SHARDOPT_HD_INLINE std::uint32_t bits_of(float value) noexcept {
-#if defined(__CUDA_ARCH__)
-  return __float_as_uint(value);
-#else
-  auto bits = std::bit_cast<std::uint32_t>(value);
-  asm(""
-      : "+r"(bits));  // what is known of the float (that it is "never NaN") must not reach tests of its bits
-  return bits;
-#endif
-}
-
-[[nodiscard]] SHARDOPT_HD_INLINE std::uint64_t bits_of(double value) noexcept {
-#if defined(__CUDA_ARCH__)
-  return static_cast<std::uint64_t>(__double_as_longlong(value));
-#else
-  auto bits = std::bit_cast<std::uint64_t>(value);
-  asm("" : "+r"(bits));
-  return bits;
-#endif
-}
-
-[[nodiscard]] SHARDOPT_HD_INLINE float float_from(std::uint32_t bits) noexcept {
-#if defined(__CUDA_ARCH__)
-  return __uint_as_float(bits);
-#else
-  return std::bit_cast<float>(bits);
-#endif
-}
-
-[[nodiscard]] SHARDOPT_HD_INLINE double double_from(std::uint64_t bits) noexcept {
-#if defined(__CUDA_ARCH__)
-  return __longlong_as_double(static_cast<long long>(bits));
-#else
-  return std::bit_cast<double>(bits);
-#endif
-}
 
 #if !SHARDOPT_HOST_AVX2
 /// Hides how a value was made, so that no operation merges with the next.

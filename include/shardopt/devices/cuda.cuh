@@ -5,6 +5,7 @@
 #include <shardopt/core/error.hpp>
 #include <shardopt/devices/cuda_error.cuh>
 #include <shardopt/devices/cuda_kernels.cuh>
+#include <shardopt/devices/cuda_norm.cuh>
 #include <shardopt/devices/cuda_update.cuh>
 
 #include <cuda_bf16.h>

@@ -3,8 +3,6 @@
 
 #include <shardopt/core/convert.hpp>
 #include <shardopt/core/digest.hpp>
-#include <shardopt/core/exact_sum.hpp>
-#include <shardopt/core/math.hpp>
 #include <shardopt/core/rank_tree.hpp>
 #include <shardopt/core/tile.hpp>
 #include <shardopt/devices/cuda_launch.cuh>
@@ -20,57 +18,6 @@ namespace shardopt::inline v0::detail {
 template <class Functor>
 __global__ void invoke_kernel(Functor functor) {
   functor();
-}
-
-/// Sum of squares of one grain by one warp, in the host's order; each lane counts what is not finite.
-template <class Grad>
-__device__ __forceinline__ double grain_squares_by_warp(const Grad* gradient, std::uint32_t count,
-                                                        unsigned& non_finite) {
-  double sum = 0.0;
-  for (std::uint32_t at = threadIdx.x % warpSize; at < count; at += 32) {
-    const float value = to_float(gradient[at]);
-    const bool finite = math::is_finite(value);
-    non_finite += finite ? 0U : 1U;
-    const double wide = finite ? static_cast<double>(value) : 0.0;
-    sum = math::add(sum, math::mul(wide, wide));
-  }
-  for (int apart = 16; apart > 0; apart /= 2) sum = math::add(sum, __shfl_xor_sync(0xffffffffU, sum, apart));
-  return sum;
-}
-
-/// Adds squares to an exact sum: a warp a grain, limbs collected in shared memory, one atomic a limb and
-/// block at the end.
-template <class Grad>
-__global__ void __launch_bounds__(block_threads)
-    add_squares_kernel(const Tile* tiles, std::int64_t tile_count, unsigned long long* limbs,
-                       unsigned long long* non_finite) {
-  constexpr int words = exact_sum::Squares::limbs + 1;
-  __shared__ unsigned long long collected[words];
-  if (threadIdx.x < words) collected[threadIdx.x] = 0;
-  __syncthreads();
-  const std::uint32_t warp = threadIdx.x / 32;
-  unsigned bad = 0;
-  for (std::int64_t k = blockIdx.x; k < tile_count; k += gridDim.x) {
-    const Tile tile = tiles[k];
-    const std::uint32_t first = tile.first_grain();
-    const std::uint32_t begin =
-        warp == 0 ? 0 : first + (warp - 1) * static_cast<std::uint32_t>(grain_elements);
-    if (begin >= tile.count) continue;
-    const std::uint32_t left = warp == 0 ? first : tile.count - begin;
-    const std::uint32_t count = left < grain_elements ? left : static_cast<std::uint32_t>(grain_elements);
-    const double sum = grain_squares_by_warp(static_cast<const Grad*>(tile.gradient) + begin, count, bad);
-    const exact_sum::Addend addend = exact_sum::Squares::split(sum);
-    const std::uint32_t lane = threadIdx.x % 32;
-    if (lane < 3 && sum != 0.0) {
-      const std::uint32_t part = lane == 0 ? addend.parts[0] : lane == 1 ? addend.parts[1] : addend.parts[2];
-      atomicAdd(&collected[addend.first + static_cast<int>(lane)], static_cast<unsigned long long>(part));
-    }
-  }
-  if (bad != 0) atomicAdd(&collected[exact_sum::Squares::limbs], static_cast<unsigned long long>(bad));
-  __syncthreads();
-  if (threadIdx.x >= words || collected[threadIdx.x] == 0) return;
-  atomicAdd(threadIdx.x < exact_sum::Squares::limbs ? limbs + threadIdx.x : non_finite,
-            collected[threadIdx.x]);
 }
 
 /// staging[state index] = element, a block a tile.

@@ -61,8 +61,11 @@ class Host {
   void record(Event&, Stream) const noexcept {}
   /// The stream goes on when what the event marks is done.
   void wait(Stream, const Event&) const noexcept {}
+  /// The same.
   void wait_in_capture(Stream, const Event&) const noexcept {}
+  /// Nothing is ever captured.
   [[nodiscard]] static std::uint64_t capture_of(Stream) noexcept { return 0; }
+  /// Nothing is ever captured.
   [[nodiscard]] static std::uint64_t capture_of(const Event&) noexcept { return 0; }
   /// Nothing to wait for.
   void synchronize(const Event&) const noexcept {}

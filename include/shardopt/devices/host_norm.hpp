@@ -27,7 +27,7 @@ template <class Grad>
       ++non_finite;
       continue;
     }
-    const double wide = static_cast<double>(value);
+    const double wide = math::widen(value);
     double& sum = partial[i % grain_lanes];
     sum = math::add(sum, math::mul(wide, wide));
   }

@@ -17,6 +17,9 @@ struct FlatBuffers {
   Param* parameters;  ///< device memory of the collective's device
   Grad* gradients;    ///< likewise; must not overlap the parameters
 };
+/// Clang deduces the arguments of an aggregate only by a guide.
+template <class Param, class Grad>
+FlatBuffers(Param*, Grad*) -> FlatBuffers<Param, Grad>;
 
 /// Says that the table holds the addresses: every parameter has memory of its own. Buckets go through
 /// staging.

@@ -9,9 +9,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <exception>
 #include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace shardopt::inline v0::detail {
@@ -47,9 +49,57 @@ template <class Message>
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
       if (texts[rank] == text) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     }
-    result += (result.empty() ? "rank " : "; rank ") + ranks + ": " + quoted(text);
+    result += (result.empty() ? "rank " : "; rank ") + ranks + ": " + detail::quoted(text);
   }
   return result;
+}
+
+/// The first message of a handshake: a rank's set-up, or why it has none.
+struct SetupSummary {
+  std::uint64_t lines = 0;
+  std::uint64_t digest = 0;
+  std::uint64_t failed = 0;
+  std::array<char, 200> text = {};  ///< of the failure
+  friend bool operator==(const SetupSummary&, const SetupSummary&) = default;
+};
+
+/// @throws CollectiveError if a rank has failed
+inline void require_none_failed(const std::vector<SetupSummary>& all) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].failed == 0) continue;
+    throw CollectiveError("shardopt: rank " + std::to_string(rank) +
+                          " could not be set up: " + all[rank].text.data());
+  }
+}
+
+/// Takes this rank's part in the others' handshake, so that they learn of its failure instead of waiting for
+/// it. Never throws: what is reported is the failure itself.
+template <Collective Comm>
+void tell_setup_failure(Comm& comm, std::string_view what) noexcept {
+  try {
+    SetupSummary summary{.failed = 1};
+    std::copy_n(what.begin(), (std::min)(what.size(), summary.text.size() - 1), summary.text.begin());
+    void* scratch = comm.device().allocate(comm.world() * handshake_bytes);
+    try {
+      static_cast<void>(exchange_all(comm, summary, scratch));
+    } catch (...) {
+      // The others cannot be reached.
+    }
+    comm.device().deallocate(scratch);
+  } catch (...) {
+    // Nor without memory for the message.
+  }
+}
+
+/// Makes a part of the set-up; if that fails, tells the other ranks first.
+template <Collective Comm, class Make>
+decltype(auto) set_up(Comm& comm, const Make& make) {
+  try {
+    return make();
+  } catch (const std::exception& error) {
+    tell_setup_failure(comm, error.what());
+    throw;
+  }
 }
 
 /// What every rank must have set up alike, as lines; compared by digests, so that agreement costs one small
@@ -65,15 +115,12 @@ class Setup {
   /// @throws CollectiveError on every rank, naming the first line that differs and the ranks
   template <Collective Comm>
   void require_agreement(Comm& comm, void* scratch) const {
-    struct Summary {
-      std::uint64_t lines;
-      std::uint64_t digest;
-      bool operator==(const Summary&) const = default;
-    };
-    const auto all = exchange_all(comm, Summary{lines_.size(), digest_.value()}, scratch);
+    const auto all =
+        exchange_all(comm, SetupSummary{.lines = lines_.size(), .digest = digest_.value()}, scratch);
+    require_none_failed(all);
     if (all_equal(all)) return;
     std::uint64_t shortest = all.front().lines;
-    for (const Summary& other : all) shortest = (std::min)(shortest, other.lines);
+    for (const SetupSummary& other : all) shortest = (std::min)(shortest, other.lines);
     const std::size_t line = first_difference(comm, static_cast<std::size_t>(shortest), scratch);
     std::array<char, handshake_bytes> text{};
     const std::string mine = line < lines_.size() ? lines_[line] : "(nothing)";

@@ -34,35 +34,4 @@ struct DynamicLossScale {
   }
 };
 
-namespace detail {
-
-/// The scaler's state on the device.
-struct LossScaleState {
-  float scale = 1.0f;
-  std::int32_t hysteresis_left = 0;
-  std::int64_t good_steps = 0;
-
-  /// After a step. @param overflow  whether its gradient was not finite
-  /// @return whether the scale would have to fall below its minimum
-  SHARDOPT_HD bool advance(const DynamicLossScale& policy, bool overflow) {
-    if (!overflow) {
-      if (++good_steps >= policy.growth_interval) {
-        const float grown = math::mul(scale, policy.growth_factor);
-        if (math::is_finite(grown)) scale = grown;
-        good_steps = 0;
-        hysteresis_left = policy.hysteresis;
-      }
-      return false;
-    }
-    good_steps = 0;
-    if (--hysteresis_left > 0) return false;
-    hysteresis_left = 1;
-    const bool exhausted = !math::less(policy.minimum, scale);
-    const float lowered = math::mul(scale, policy.backoff_factor);
-    scale = math::less(lowered, policy.minimum) ? policy.minimum : lowered;
-    return exhausted;
-  }
-};
-
-}  // namespace detail
 }  // namespace shardopt::inline v0

@@ -54,6 +54,12 @@ class OwnedMemory {
     if (owns_pinned_) device_.deallocate_pinned(pinned_memory_);
   }
 
+  /// Leaves the memory to the process: a device may use it for ever.
+  void abandon() noexcept {
+    owns_device_ = false;
+    owns_pinned_ = false;
+  }
+
   /// A part of the device memory.
   template <class T>
   [[nodiscard]] T* at(std::int64_t offset_bytes) const noexcept {

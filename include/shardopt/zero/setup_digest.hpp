@@ -10,19 +10,24 @@
 #include <shardopt/zero/shard_layout.hpp>
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
 namespace shardopt::inline v0::detail {
 
-/// A rule's hyper-parameters as text: exact, so that equal text means equal values.
+/// A number as text: exact, so that equal text means equal values.
+[[nodiscard]] inline std::string exact_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+/// A rule's hyper-parameters as text.
 template <class Rule>
 [[nodiscard]] std::string text_of_rule(const Rule& rule) {
   std::string text(rule_name<Rule>);
-  for_each_field(rule, [&](const auto& field) {
-    text += " " + std::to_string(field);
-    text += "#" + std::to_string(bits_of(static_cast<double>(field)) % 100000);
-  });
+  for_each_field(rule, [&](const auto& field) { text.append(" ").append(exact_text(static_cast<double>(field))); });
   return text;
 }
 
@@ -47,20 +52,19 @@ template <class Rule, class Sharding, class Precision>
   setup.add("precision " + name(dtype_of<typename Precision::Param>) + "/" +
             name(dtype_of<typename Precision::Grad>) + "/" + name(dtype_of<typename Precision::Master>));
   setup.add("sharding " + std::string(Sharding::name) + ", reduction " + std::string(name_of(reduction)));
-  setup.add("max_norm " + std::to_string(config.max_norm) + ", clip_epsilon " +
-            std::to_string(config.clip_epsilon * 1e6f) + "e-6, non_finite " +
-            std::to_string(static_cast<int>(config.non_finite)) + ", count_skipped_updates " +
+  setup.add("max_norm " + exact_text(static_cast<double>(config.max_norm)) + ", clip_epsilon " +
+            exact_text(static_cast<double>(config.clip_epsilon)) + ", non_finite " + std::to_string(static_cast<int>(config.non_finite)) + ", count_skipped_updates " +
             std::to_string(config.count_skipped_updates) + ", initial_parameters " +
             std::to_string(static_cast<int>(config.initial_parameters)));
   for (const auto& group : config.groups)
-    setup.add("group " + quoted(group.name) + ": " + text_of_rule(group.rule));
+    setup.add("group " + detail::quoted(group.name) + ": " + text_of_rule(group.rule));
   std::size_t index = 0;
   for (const auto& entry : table.entries()) {
-    std::string line = "parameter " + std::to_string(index++) + ": " + quoted(entry.name) + " " +
-                       entry.shape.text() + " group " + quoted(entry.group);
+    std::string line = "parameter " + std::to_string(index++) + ": " + detail::quoted(entry.name) + " " +
+                       entry.shape.text() + " group " + detail::quoted(entry.group);
     if (!table.separate()) line += " offset " + std::to_string(entry.offset);
     if (entry.frozen) line += " frozen";
-    if (entry.alias_of) line += " alias of " + quoted(table[*entry.alias_of].name);
+    if (entry.alias_of) line += " alias of " + detail::quoted(table[*entry.alias_of].name);
     setup.add(std::move(line));
   }
   for (const Bucket& bucket : layout.buckets()) {

@@ -22,7 +22,9 @@ struct InitializeStep {
 
   SHARDOPT_HD void operator()() const {
     state->factors = StepFactors{};
-    state->loss_scale = LossScaleState{scales_loss ? loss_scale.initial : 1.0f, loss_scale.hysteresis, 0};
+    state->counters.loss_scale = scales_loss ? loss_scale.initial : 1.0f;
+    state->counters.loss_scale_hysteresis = loss_scale.hysteresis;
+    state->before = state->counters;
   }
 };
 
@@ -80,7 +82,7 @@ struct MeasureStep {
     const StepFactors& factors = inputs.factors_on_device ? s.factors : inputs.factors;
     const float given =
         factors.device_gradient_scale != nullptr ? *factors.device_gradient_scale : factors.gradient_scale;
-    s.scale = math::div(math::widen(given), math::widen(s.loss_scale.scale));
+    s.scale = math::div(math::widen(given), math::widen(s.counters.loss_scale));
     r.non_finite = s.words[control_word::non_finite];
     r.inputs_differ = digests_differ(s.words);
     const bool finite = r.non_finite == 0 && math::is_finite(given);
@@ -88,11 +90,11 @@ struct MeasureStep {
                                   math::abs(s.scale));
     r.norm = finite ? norm : not_a_number();
     r.clip_factor = finite ? clip_factor(norm) : 1.0f;
-    r.loss_scale = s.loss_scale.scale;
+    r.loss_scale = s.counters.loss_scale;
     r.loss_scale_exhausted = false;
     r.skipped = !finite && (inputs.non_finite == NonFinite::skip || inputs.scales_loss);
-    r.iteration = s.iteration + 1;
-    r.updates = s.updates;
+    r.iteration = s.counters.iteration + 1;
+    r.updates = s.counters.updates;
     for (int k = 0; k < most_scalars; ++k) {
       r.scalars[k] = scalar_sum(s.words + control_word::scalars + k * control_word::scalar_words);
     }
@@ -124,6 +126,26 @@ struct MeasureStep {
   }
 };
 
+/// Moves the loss scale after a step. @param overflow  whether its gradient was not finite
+/// @return whether the scale would have to fall below its minimum
+SHARDOPT_HD inline bool advance_loss_scale(StepCounters& counters, const DynamicLossScale& policy,
+                                           bool overflow) {
+  if (!overflow) {
+    if (++counters.loss_scale_good_steps < policy.growth_interval) return false;
+    const float grown = math::mul(counters.loss_scale, policy.growth_factor);
+    if (math::is_finite(grown)) counters.loss_scale = grown;
+    counters.loss_scale_good_steps = 0;
+    counters.loss_scale_hysteresis = policy.hysteresis;
+    return false;
+  }
+  counters.loss_scale_good_steps = 0;
+  if (--counters.loss_scale_hysteresis > 0) return false;
+  counters.loss_scale_hysteresis = 1;
+  const bool exhausted = !math::less(policy.minimum, counters.loss_scale);
+  counters.loss_scale = math::maximum(math::mul(counters.loss_scale, policy.backoff_factor), policy.minimum);
+  return exhausted;
+}
+
 /// Then: counters and the loss scale move, and each group's constants are made for the update at hand.
 template <OptimizerRule Rule>
 struct DecideStep {
@@ -138,16 +160,18 @@ struct DecideStep {
     StepState& s = *state;
     StepResult& r = s.result;
     const StepFactors& factors = inputs.factors_on_device ? s.factors : inputs.factors;
-    if (inputs.scales_loss && !inputs.discard)
-      r.loss_scale_exhausted = s.loss_scale.advance(inputs.loss_scale, r.skipped);
+    s.before = s.counters;
+    if (inputs.scales_loss && !inputs.discard) {
+      r.loss_scale_exhausted = advance_loss_scale(s.counters, inputs.loss_scale, r.skipped);
+    }
     r.skipped = r.skipped || inputs.discard;
-    s.iteration += 1;
-    if (!r.skipped || inputs.count_skipped) s.updates += 1;
-    r.iteration = s.iteration;
-    r.updates = s.updates;
+    s.counters.iteration += 1;
+    if (!r.skipped || inputs.count_skipped) s.counters.updates += 1;
+    r.iteration = s.counters.iteration;
+    r.updates = s.counters.updates;
     s.verdict.go = r.skipped ? 0U : 1U;
     s.verdict.gradient_factor = math::narrow(math::mul(s.scale, math::widen(r.clip_factor)));
-    const StepScalars scalars{factors.lr_factor, static_cast<std::uint64_t>(s.updates)};
+    const StepScalars scalars{factors.lr_factor, static_cast<std::uint64_t>(s.counters.updates)};
     for (int g = 0; g < groups && !r.skipped; ++g) constants[g] = rules[g].constants(scalars);
     if (slot != nullptr) *slot = r;
   }

@@ -54,15 +54,27 @@ struct StepInputs {
   DynamicLossScale loss_scale = {};
 };
 
+}  // namespace detail
+
+/// What an optimizer counts from step to step: on the device, saved with its state.
+struct StepCounters {
+  std::int64_t iteration = 0;              ///< steps taken; drives schedules
+  std::int64_t updates = 0;                ///< steps applied; drives bias correction
+  float loss_scale = 1.0f;                 ///< of the next step
+  std::int32_t loss_scale_hysteresis = 0;  ///< skipped steps left before it falls
+  std::int64_t loss_scale_good_steps = 0;  ///< applied steps in a row since it moved
+};
+
+namespace detail {
+
 /// The device's memory of a step: counters, sums, verdict.
 struct StepState {
   StepVerdict verdict;
-  std::int64_t iteration;
-  std::int64_t updates;
+  StepCounters counters;
+  StepCounters before;  ///< the last decision: what holds if its update was never enqueued
   std::int64_t words[control_word::count];
   StepResult result;
   StepFactors factors;
-  LossScaleState loss_scale;
   double scale;  ///< what this step's gradient is multiplied by before clipping
 };
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,8 +55,15 @@ class TicketRing final : public TicketSource {
   static constexpr std::int64_t slots = 64;
   static constexpr std::int64_t pinned_bytes = slots * static_cast<std::int64_t>(sizeof(StepResult));
 
-  TicketRing(const Device& device, void* pinned, Observer* observer)
-      : device_(device), results_(static_cast<StepResult*>(pinned)), observer_(observer) {
+  /// How the host waits for an event: the device's own way, or one that gives up when a collective has
+  /// failed.
+  using Wait = std::function<void(const typename Device::Event&)>;
+
+  TicketRing(const Device& device, Wait wait, void* pinned, Observer* observer)
+      : device_(device),
+        wait_(std::move(wait)),
+        results_(static_cast<StepResult*>(pinned)),
+        observer_(observer) {
     for (Entry& entry : entries_) entry.written = device_.make_event();
   }
 
@@ -84,7 +92,7 @@ class TicketRing final : public TicketSource {
       throw Error("shardopt: this ticket is too old: " + std::to_string(slots) +
                   " later ones have been issued");
     }
-    device_.synchronize(entry.written);
+    wait_(entry.written);
     const StepResult result = results_[at(sequence)];
     if (result.loss_scale_exhausted) {
       throw Error("shardopt: the gradient is not finite at the smallest loss scale, " +
@@ -106,6 +114,7 @@ class TicketRing final : public TicketSource {
   }
 
   Device device_;
+  Wait wait_;
   StepResult* results_;
   Observer* observer_;
   std::array<Entry, slots> entries_;

@@ -18,6 +18,7 @@
 #include <shardopt/zero/ticket.hpp>
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -88,7 +89,8 @@ class ZeroOptimizer {
   /// the same kind
   /// @param memory  what the library is to use instead of allocating
   /// @param stream  has written the parameters; the optimizer's first work is ordered behind it
-  /// @throws std::invalid_argument for a mistake of the caller; nothing was enqueued
+  /// @throws std::invalid_argument for a mistake of the caller; nothing of the engine's was touched, and the
+  /// other ranks get a CollectiveError
   /// @throws CollectiveError on every rank if ranks disagree about the set-up or the initial parameters
   template <class Buffers>
   ZeroOptimizer(const ParameterTable& table, const Config& config, Comm comm, const Buffers& buffers,
@@ -96,17 +98,23 @@ class ZeroOptimizer {
       : comm_(std::move(comm)),
         table_(table),
         config_(config),
-        prepared_(table_, config_, {comm_.rank(), comm_.world()},
-                  std::holds_alternative<StateBuffers>(memory)),
-        buffers_(table_, converted(buffers)) {
+        prepared_(detail::set_up(comm_,
+                                 [&] {
+                                   return Prepared(table_, config_, {comm_.rank(), comm_.world()},
+                                                   std::holds_alternative<StateBuffers>(memory));
+                                 })),
+        buffers_(detail::set_up(
+            comm_, [&] { return detail::EngineBuffers<Param, Grad>(table_, converted(buffers)); })) {
     require_types<Buffers>();
     const StateBuffers* adopted = std::get_if<StateBuffers>(&memory);
     const Arena* arena = std::get_if<Arena>(&memory);
-    if (adopted != nullptr) require_states(*adopted);
-    attach_memory(arena != nullptr     ? *arena
-                  : adopted != nullptr ? adopted->scratch
-                                       : Arena{},
-                  adopted, arena != nullptr);
+    detail::set_up(comm_, [&] {
+      if (adopted != nullptr) require_states(*adopted);
+      attach_memory(arena != nullptr     ? *arena
+                    : adopted != nullptr ? adopted->scratch
+                                         : Arena{},
+                    adopted, arena != nullptr);
+    });
     try {
       start(stream, adopted == nullptr || adopted->initialize);
     } catch (...) {
@@ -124,14 +132,23 @@ class ZeroOptimizer {
   ZeroOptimizer(const ZeroOptimizer&) = delete;
   ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
 
-  /// Waits for what it enqueued on the streams of the last step. Never throws.
+  /// Waits for what it enqueued. Never throws, and does not hang where the collective watches for lost peers:
+  /// if work can then not be ended, the memory it uses is left to the process.
   ///
   /// Where one process has several GPUs, CUDA may wait for all of them before it releases page-locked memory:
   /// let every rank's optimizer go before a rank begins another collective, or give an Arena.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
-    if (stepped_) comm_.device().finish(updated_);
-    comm_.device().finish(comm_.stream());
+    try {
+      if (stepped_) waiter()(updated_);
+      comm_.device().record(summed_, comm_.stream());
+      waiter()(summed_);
+    } catch (...) {
+      // The failure was reported by the call that met it, or is the engine's next call's to report.
+    }
+    if constexpr (requires { comm_.stuck(); }) {
+      if (comm_.stuck() && memory_) memory_->abandon();
+    }
   }
 
   /// Says that gradients of this step are complete once what `stream` holds now is done. Reductions start as
@@ -181,7 +198,7 @@ class ZeroOptimizer {
       const Device& device = comm_.device();
       reducer_->announce_rest(stream, device);
       reduce_whole_buckets();
-      position_ = "the all-reduce of the norm";
+      enter("the all-reduce of the norm");
       const detail::StepInputs in = inputs(options, stream);
       device.invoke(detail::OpenStep{state_, in}, comm_.stream());
       comm_.all_reduce(state_->words, detail::control_word::count);
@@ -260,9 +277,19 @@ class ZeroOptimizer {
     });
   }
 
+  /// What has been counted, replayed steps included. Waits for what `stream` holds. Works on a broken
+  /// optimizer too, as long as the device does: after a failure before the first update of a step was
+  /// enqueued, these are the counters before that step.
+  [[nodiscard]] StepCounters counters(Stream stream) const {
+    StepCounters result;
+    comm_.device().download(&result, decided_only_ ? &state_->before : &state_->counters, sizeof result,
+                            stream);
+    return result;
+  }
+
   /// Where the loss scale of the next step stands: device memory that the engine's backward pass reads,
   /// behind the last step on its stream. 1 without loss scaling.
-  [[nodiscard]] const float* loss_scale() const noexcept { return &state_->loss_scale.scale; }
+  [[nodiscard]] const float* loss_scale() const noexcept { return &state_->counters.loss_scale; }
 
   /// Replaces a group's hyper-parameters from the next step on. Every rank must do the same: tickets show
   /// where they differ.
@@ -451,7 +478,8 @@ class ZeroOptimizer {
                      config_.observer);
     gatherer_.emplace(prepared_.layout, buffers_, tiles_,
                       memory_->template at<Param>(prepared_.memory.offsets.staging), device);
-    tickets_ = std::make_shared<detail::TicketRing<Device>>(device, memory_->pinned(), config_.observer);
+    tickets_ =
+        std::make_shared<detail::TicketRing<Device>>(device, waiter(), memory_->pinned(), config_.observer);
     rules_digest_ = detail::digest_of_rules(config_.groups);
     announced_.assign(table_.size(), false);
     collect_owned();
@@ -570,7 +598,7 @@ class ZeroOptimizer {
 
   void reduce_whole_buckets() {
     do {
-      position_ = "the reduction of bucket " + std::to_string(reducer_->next());
+      enter("the reduction of bucket " + std::to_string(reducer_->next()));
     } while (reducer_->reduce_next(comm_));
   }
 
@@ -582,13 +610,15 @@ class ZeroOptimizer {
       const Device& device = comm_.device();
       detail::StepInputs in = inputs(options, stream);
       in.discard = discard;
-      position_ = "the decision";
+      enter("the decision");
       const StepTicket ticket = issue(stream, [&](StepResult* slot) {
         device.invoke(detail::DecideStep<Rule>{state_, in, rules_, constants_,
                                                static_cast<int>(config_.groups.size()), slot},
                       stream);
+        decided_only_ = true;
       });
       if (!discard) update_and_gather(stream);
+      decided_only_ = false;
       device.record(updated_, stream);
       if (device.capture_of(stream) != 0) join(stream);
       stepped_ = true;
@@ -602,9 +632,12 @@ class ZeroOptimizer {
 
   void update_and_gather(Stream stream) {
     for (std::size_t b = 0; b < tiles_.size(); ++b) {
-      position_ = "the update of bucket " + std::to_string(b);
-      if (tiles_[b].updated.count > 0) comm_.device().update(update_arguments(tiles_[b].updated), stream);
-      position_ = "the gather of bucket " + std::to_string(b);
+      enter("the update of bucket " + std::to_string(b));
+      if (tiles_[b].updated.count > 0) {
+        comm_.device().update(update_arguments(tiles_[b].updated), stream);
+        decided_only_ = false;
+      }
+      enter("the gather of bucket " + std::to_string(b));
       gatherer_->gather(comm_, b, stream);
     }
     gathering_ = true;
@@ -662,22 +695,49 @@ class ZeroOptimizer {
     if (broken_) std::rethrow_exception(broken_);
   }
 
+  /// How the host waits for the device: the collective's way, where it watches for failures.
+  [[nodiscard]] std::function<void(const typename Device::Event&)> waiter() const {
+    if constexpr (requires { comm_.waiter(); }) {
+      return comm_.waiter();
+    } else {
+      return [device = comm_.device()](const typename Device::Event& event) { device.synchronize(event); };
+    }
+  }
+
+  /// Notes what is being done, for messages, and tells the collective.
+  void enter(std::string what) {
+    position_ = std::move(what);
+    if constexpr (requires { comm_.label(position_); }) {
+      comm_.label("iteration " + std::to_string(iteration_ + 1) + ", " + position_);
+    }
+  }
+
   /// Runs what enqueues. A failure in it breaks the optimizer.
   template <class Body>
   auto guarded(std::string_view call, const Body& body) -> decltype(body()) {
     try {
       position_.clear();
+      if constexpr (requires { comm_.throw_if_failed(); }) comm_.throw_if_failed();
       return body();
     } catch (Error& error) {
       error.add_context(text_of_failure(call));
       broken_ = std::current_exception();
-      throw;
+      give_up(error.what());
     } catch (const std::exception& error) {
-      broken_ = std::make_exception_ptr(Error(std::string(error.what()) + "; " + text_of_failure(call)));
+      const std::string text = std::string(error.what()) + "; " + text_of_failure(call);
+      broken_ = std::make_exception_ptr(Error(text));
+      give_up(text);
     } catch (...) {
-      broken_ = std::make_exception_ptr(Error("shardopt: an unknown exception; " + text_of_failure(call)));
+      const std::string text = "shardopt: an unknown exception; " + text_of_failure(call);
+      broken_ = std::make_exception_ptr(Error(text));
+      give_up(text);
     }
     std::rethrow_exception(broken_);
+  }
+
+  /// Lets the other ranks know that this one goes no further.
+  void give_up(const std::string& text) {
+    if constexpr (requires { comm_.abort(text); }) comm_.abort(text);
   }
 
   [[nodiscard]] std::string text_of_failure(std::string_view call) const {
@@ -714,6 +774,7 @@ class ZeroOptimizer {
   std::int64_t iteration_ = 0;
   bool reduced_ = false;
   bool stepped_ = false;
+  bool decided_only_ = false;  ///< a decision was enqueued, but no update yet
   bool gathering_ = false;
   std::string position_;
   std::exception_ptr broken_;

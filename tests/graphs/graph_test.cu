@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <shardopt/cuda.cuh>
 
+#include <support/require_devices.hpp>
+
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
@@ -161,6 +163,7 @@ TEST_CASE("fifty replays of a captured step and five uncaptured ones equal fifty
   const int world = GENERATE(1, 2);
   const so::Reduction reduction = GENERATE(so::Reduction::native, so::Reduction::ordered);
   CAPTURE(world, so::name_of(reduction));
+  test::require_devices(world);
   const auto plain = train_all(world, 0, reduction);
   const auto replayed = train_all(world, replays, reduction);
   for (std::size_t rank = 0; rank < plain.size(); ++rank) {

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "options.hpp"
+
+#include <cstdio>
+#include <exception>
+#include <stdexcept>
+
+namespace mlp {
+
+/// Prints one line on standard error.
+/// @return the program's exit code: 2 for bad input, 1 for any other failure
+inline int report(const std::exception_ptr& failure) {
+  const auto say = [](const char* what, int code) {
+    std::fprintf(stderr, "mlp: %s\n", what);
+    return code;
+  };
+  try {
+    std::rethrow_exception(failure);
+  } catch (const UsageError& error) {
+    return say(error.what(), 2);
+  } catch (const std::invalid_argument& error) {  // the library refuses a setting
+    return say(error.what(), 2);
+  } catch (const std::exception& error) {
+    return say(error.what(), 1);
+  }
+}
+
+}  // namespace mlp

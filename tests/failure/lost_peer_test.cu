@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <shardopt/cuda.cuh>
+
+#include <support/processes.hpp>
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include <sys/mman.h>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace so = shardopt;
+using Catch::Matchers::ContainsSubstring;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::int64_t elements = 10000;
+
+/// What the processes share: the communicator's id, once rank 0 has made it.
+struct Board {
+  std::atomic<bool> ready{false};
+  ncclUniqueId id{};
+};
+
+Board& make_board() {
+  void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return *new (memory) Board;
+}
+
+ncclUniqueId meet(Board& board, int rank) {
+  if (rank == 0) {
+    so::throw_if_failed(ncclGetUniqueId(&board.id), "ncclGetUniqueId");
+    board.ready = true;
+  }
+  while (!board.ready) std::this_thread::sleep_for(1ms);
+  return board.id;
+}
+
+struct Buffers {
+  Buffers() {
+    so::throw_if_failed(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
+    so::throw_if_failed(cudaStreamCreateWithFlags(&comm_stream, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
+    so::throw_if_failed(cudaMalloc(&parameters, elements * sizeof(float)), "cudaMalloc");
+    so::throw_if_failed(cudaMalloc(&gradients, elements * sizeof(float)), "cudaMalloc");
+    so::throw_if_failed(cudaMemsetAsync(parameters, 0, elements * sizeof(float), stream), "cudaMemsetAsync");
+    so::throw_if_failed(cudaMemsetAsync(gradients, 0, elements * sizeof(float), stream), "cudaMemsetAsync");
+  }
+  cudaStream_t stream = nullptr;
+  cudaStream_t comm_stream = nullptr;
+  float* parameters = nullptr;
+  float* gradients = nullptr;
+};
+
+using Optimizer = so::ZeroOptimizer<so::AdamW, so::FlatSharding, so::Nccl, so::FullPrecision>;
+
+so::ParameterTable make_table() {
+  so::ParameterTable table;
+  table.add({.name = "a", .shape = {elements}, .offset = 0});
+  return table;
+}
+
+/// Ten steps; rank 2 dies in the third. @return seconds from its death to the exception, and the text
+std::string survive(Board& board, int rank, int world) {
+  so::throw_if_failed(cudaSetDevice(rank), "cudaSetDevice");
+  Buffers buffers;
+  const ncclUniqueId id = meet(board, rank);
+  Optimizer optimizer(make_table(), {.sharding = {.bucket_bytes = 16384}},
+                      so::Nccl::create(id, rank, world, buffers.comm_stream, {.deadline = 2s}),
+                      so::FlatBuffers{buffers.parameters, buffers.gradients}, buffers.stream);
+  std::string first;
+  for (int step = 1; step <= 10; ++step) {
+    if (step == 3 && rank == 2) raise(SIGKILL);
+    try {
+      const so::StepResult result = optimizer.step({}, buffers.stream).get();
+      optimizer.wait_parameters(buffers.stream);
+      if (result.iteration != step) return "wrong iteration";
+      so::throw_if_failed(cudaStreamSynchronize(buffers.stream), "cudaStreamSynchronize");
+    } catch (const so::Error& error) {
+      if (!first.empty()) return first + "\nagain: " + error.what();
+      first = error.what();
+    }
+  }
+  return "no exception";
+}
+
+}  // namespace
+
+TEST_CASE("when a process is killed every survivor throws, naming its rank, the step and the bucket",
+          "[failure][cuda][B067]") {
+  constexpr int world = 4;
+  Board& board = make_board();
+  const auto ends = support::run_processes(
+      world, [&](int rank) { return survive(board, rank, world); }, 60s);
+  CHECK(ends[2].signal == SIGKILL);
+  for (int rank = 0; rank < world; ++rank) {
+    if (rank == 2) continue;
+    const auto& end = ends[static_cast<std::size_t>(rank)];
+    CAPTURE(rank, end.text, end.signal);
+    CHECK(end.exit_code == 0);
+    CHECK_THAT(end.text, ContainsSubstring("rank " + std::to_string(rank) + ": iteration 3, ") &&
+                             ContainsSubstring("bucket") && ContainsSubstring("has not finished") &&
+                             ContainsSubstring("again: "));
+    CHECK(end.seconds - ends[2].seconds < 4);
+  }
+}
+
+TEST_CASE("a peer that never joins is reported soon after the deadline", "[failure][cuda][B067]") {
+  Board& board = make_board();
+  const auto ends = support::run_processes(
+      1,
+      [&](int rank) -> std::string {
+        Buffers buffers;
+        const ncclUniqueId id = meet(board, rank);
+        try {
+          const so::Nccl comm = so::Nccl::create(id, rank, 2, buffers.comm_stream, {.deadline = 2s});
+        } catch (const so::CollectiveError& error) {
+          const ncclUniqueId other = [] {
+            ncclUniqueId fresh;
+            so::throw_if_failed(ncclGetUniqueId(&fresh), "ncclGetUniqueId");
+            return fresh;
+          }();
+          const so::Nccl again = so::Nccl::create(other, 0, 1, buffers.comm_stream, {.deadline = 2s});
+          return std::string(error.what()) + (again.world() == 1 ? "; a new one works" : "");
+        }
+        return "joined";
+      },
+      60s);
+  CAPTURE(ends[0].text);
+  CHECK(ends[0].exit_code == 0);
+  CHECK_THAT(ends[0].text, ContainsSubstring("rank 0") &&
+                               ContainsSubstring("not all 2 ranks have come within 2000 ms") &&
+                               ContainsSubstring("a new one works"));
+  CHECK(ends[0].seconds > 2);
+  CHECK(ends[0].seconds < 4);
+}

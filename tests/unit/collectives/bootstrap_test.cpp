@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <shardopt/collectives/bootstrap.hpp>
+#include <shardopt/collectives/process_place.hpp>
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace so = shardopt;
+using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+/// Sets variables, and takes them away at the end.
+class Variables {
+ public:
+  explicit Variables(std::vector<std::pair<std::string, std::string>> values) : values_(std::move(values)) {
+    for (const char* name :
+         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS",
+          "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_RANK"}) {
+      unsetenv(name);
+    }
+    for (const auto& [name, value] : values_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Variables() {
+    for (const auto& [name, value] : values_) unsetenv(name.c_str());
+  }
+  Variables(const Variables&) = delete;
+  Variables& operator=(const Variables&) = delete;
+
+ private:
+  std::vector<std::pair<std::string, std::string>> values_;
+};
+
+int free_port() {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const so::detail::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
+  socklen_t size = sizeof address;
+  REQUIRE(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+  REQUIRE(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  return ntohs(address.sin_port);
+}
+
+std::string failure_of(const so::ProcessPlace& place, std::chrono::milliseconds deadline) {
+  int value = 0;
+  try {
+    so::share_from_rank_0(place, value, deadline);
+  } catch (const so::Error& error) {
+    return error.what();
+  }
+  return "nothing failed";
+}
+
+}  // namespace
+
+TEST_CASE("a process finds its place in what torchrun, Open MPI and srun set", "[collectives][host]") {
+  SECTION("none") {
+    const Variables variables({});
+    CHECK_FALSE(so::ProcessPlace::from_environment());
+  }
+  SECTION("torchrun") {
+    const Variables variables({{"RANK", "5"},
+                               {"WORLD_SIZE", "8"},
+                               {"LOCAL_RANK", "1"},
+                               {"MASTER_ADDR", "10.0.0.1"},
+                               {"MASTER_PORT", "1234"}});
+    const auto place = so::ProcessPlace::from_environment();
+    REQUIRE(place);
+    CHECK(place->rank == 5);
+    CHECK(place->world == 8);
+    CHECK(place->local_rank == 1);
+    CHECK(place->address == "10.0.0.1");
+    CHECK(place->port == 1234);
+  }
+  SECTION("Open MPI") {
+    const Variables variables(
+        {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "3"}});
+    const auto place = so::ProcessPlace::from_environment();
+    REQUIRE(place);
+    CHECK(place->rank == 3);
+    CHECK(place->local_rank == 3);
+    CHECK(place->address.empty());
+  }
+  SECTION("srun") {
+    const Variables variables({{"SLURM_PROCID", "2"},
+                               {"SLURM_NTASKS", "16"},
+                               {"SLURM_LOCALID", "2"},
+                               {"SLURM_JOB_ID", "123456"},
+                               {"SLURM_STEP_NODELIST", "n[007-8,12]"}});
+    const auto place = so::ProcessPlace::from_environment();
+    REQUIRE(place);
+    CHECK(place->rank == 2);
+    CHECK(place->world == 16);
+    CHECK(place->address == "n007");
+    CHECK(place->port == 20000 + 123456 % 20000);
+  }
+}
+
+TEST_CASE("the first of SLURM's hosts is read from every form of its list", "[collectives][host]") {
+  CHECK(so::detail::first_host("a") == "a");
+  CHECK(so::detail::first_host("a,b") == "a");
+  CHECK(so::detail::first_host("gpu[3-5]") == "gpu3");
+  CHECK(so::detail::first_host("gpu[03,05]") == "gpu03");
+  CHECK(so::detail::first_host("rack[1-2].site,x") == "rack1.site");
+}
+
+TEST_CASE("a variable that makes no sense is named", "[collectives][host]") {
+  const auto [name, value] = GENERATE(table<std::string, std::string>({{"RANK", "8"},
+                                                                       {"RANK", "-1"},
+                                                                       {"RANK", "x"},
+                                                                       {"WORLD_SIZE", "0"},
+                                                                       {"LOCAL_RANK", "9"},
+                                                                       {"MASTER_PORT", "70000"}}));
+  CAPTURE(name, value);
+  const Variables variables({{"RANK", "1"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_PORT", "1"}});
+  setenv(name.c_str(), value.c_str(), 1);
+  CHECK_THROWS_WITH(so::ProcessPlace::from_environment(), ContainsSubstring(name));
+}
+
+TEST_CASE("rank 0's bytes reach all ranks, strangers or not", "[collectives][host]") {
+  const int world = GENERATE(1, 2, 7);
+  const int port = free_port();
+  std::vector<std::array<int, 32>> values(static_cast<std::size_t>(world));
+  values[0].fill(42);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      if (rank == 0) std::this_thread::sleep_for(30ms);
+      so::share_from_rank_0({.rank = rank, .world = world, .address = "127.0.0.1", .port = port},
+                            values[static_cast<std::size_t>(rank)], 20s);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& value : values) CHECK(value[31] == 42);
+}
+
+TEST_CASE("who does not come before the deadline is named", "[collectives][host][B067]") {
+  const int port = free_port();
+  CHECK_THAT(failure_of({.rank = 0, .world = 3, .address = "127.0.0.1", .port = port}, 200ms),
+             ContainsSubstring("in vain for rank 1, 2"));
+  CHECK_THAT(failure_of({.rank = 2, .world = 3, .address = "127.0.0.1", .port = port}, 200ms),
+             ContainsSubstring("rank 2 has not reached rank 0 at 127.0.0.1:" + std::to_string(port)));
+}
+
+TEST_CASE("ranks that disagree about the world, or share a rank, are told so", "[collectives][host]") {
+  const int port = free_port();
+  const so::ProcessPlace other =
+      GENERATE(so::ProcessPlace{.rank = 1, .world = 4}, so::ProcessPlace{.rank = 1, .world = 3});
+  std::string text;
+  std::thread first(
+      [&] { text = failure_of({.rank = 0, .world = 3, .address = "127.0.0.1", .port = port}, 5s); });
+  std::vector<std::thread> others;
+  for (int k = 0; k < 2; ++k) {
+    others.emplace_back([&] {
+      failure_of({.rank = other.rank, .world = other.world, .address = "127.0.0.1", .port = port}, 500ms);
+    });
+  }
+  first.join();
+  for (std::thread& thread : others) thread.join();
+  CHECK_THAT(text, ContainsSubstring(other.world == 4 ? "rank 1 of 4 has come"
+                                                      : "two processes call themselves rank 1"));
+}
