@@ -118,6 +118,9 @@ class ZeroOptimizer {
 
   /// Waits for what it enqueued. Never throws, and does not hang where the collective watches for lost peers:
   /// if work can then not be ended, the memory it uses is left to the process.
+  ///
+  /// Where one process has several GPUs, CUDA may wait for all of them before it releases page-locked memory:
+  /// let every rank's optimizer go before a rank begins another collective, or give an Arena.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
     try {
