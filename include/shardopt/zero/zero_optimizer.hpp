@@ -191,8 +191,6 @@ class ZeroOptimizer {
       const StepTicket ticket = issue(stream, [&](StepResult* slot) {
         device.invoke(detail::MeasureStep{state_->control(), in, slot}, stream);
       });
-      device.record(decided_, stream);
-      device.wait(comm_.stream(), decided_);
       reduced_ = true;
       return ticket;
     });
@@ -212,18 +210,18 @@ class ZeroOptimizer {
   /// `stream` goes on when the parameters of these ids have come. Enqueues; does not wait.
   void wait_parameters(std::span<const ParameterId> ids, Stream stream) const {
     latch_.require_working();
+    std::int64_t end = 0;
     for (const ParameterId id : ids) {
-      const Range buckets = prepared_.layout.buckets_of(table_[table_.storage_of(id)].flat);
-      for (std::int64_t b = buckets.begin; b < buckets.end; ++b)
-        wait_bucket(static_cast<std::size_t>(b), stream);
+      end = (std::max)(end, prepared_.layout.buckets_of(table_[table_.storage_of(id)].flat).end);
     }
+    wait_buckets(end, stream);
   }
   /// Likewise for one parameter.
   void wait_parameters(ParameterId id, Stream stream) const { wait_parameters(std::span(&id, 1), stream); }
   /// Likewise for all parameters.
   void wait_parameters(Stream stream) const {
     latch_.require_working();
-    for (std::size_t b = 0; b < prepared_.layout.buckets().size(); ++b) wait_bucket(b, stream);
+    wait_buckets(static_cast<std::int64_t>(prepared_.layout.buckets().size()), stream);
   }
 
   /// Zeroes the gradients of trainable parameters on `stream`, behind the last step's update; gaps and frozen
@@ -340,10 +338,9 @@ class ZeroOptimizer {
   void start(Stream stream, bool initialize) {
     const Device& device = comm_.device();
     summed_ = device.make_event();
-    decided_ = device.make_event();
     updated_ = device.make_event();
-    device.record(decided_, stream);
-    device.wait(comm_.stream(), decided_);
+    device.record(updated_, stream);
+    device.wait(comm_.stream(), updated_);
     detail::describe_setup<Rule, Sharding, Precision>(table_, config_, prepared_.reduction, prepared_.layout)
         .require_agreement(comm_, state_->scratch());
     if (config_.initial_parameters == InitialParameters::broadcast)
@@ -428,6 +425,9 @@ class ZeroOptimizer {
       if (!discard) update_and_gather(stream);
       decided_only_ = false;
       device.record(updated_, stream);
+      // The next step's sums must find those of this one cleared. The gradients that it waits for are written
+      // behind this step; where there are none, the stream itself must wait.
+      if (state_->tiles().empty()) device.wait(comm_.stream(), updated_);
       if (device.capture_of(stream) != 0) join(stream);
       stepped_ = true;
       reduced_ = false;
@@ -482,8 +482,9 @@ class ZeroOptimizer {
     if (!reduced_) reducer_->require_capture(capture);
   }
 
-  void wait_bucket(std::size_t bucket, Stream stream) const {
-    if (gathering_) gatherer_->wait(bucket, stream, comm_.device());
+  /// Buckets come in ascending order, on one stream: who waits for one has waited for those before it.
+  void wait_buckets(std::int64_t end, Stream stream) const {
+    if (gathering_ && end > 0) gatherer_->wait(static_cast<std::size_t>(end - 1), stream, comm_.device());
   }
 
   /// How the host waits for the device: the collective's way, where it watches for failures.
@@ -514,7 +515,6 @@ class ZeroOptimizer {
   std::optional<Gatherer> gatherer_;
   std::shared_ptr<detail::TicketRing<Device>> tickets_;
   typename Device::Event summed_;   ///< behind the all-reduce, on the collective's stream
-  typename Device::Event decided_;  ///< behind the decision, on the step's stream
   typename Device::Event updated_;  ///< behind the last update, on the step's stream
   std::vector<OwnedPart> owned_;
   std::vector<std::pair<Grad*, std::int64_t>> gradient_runs_;
