@@ -185,8 +185,8 @@ struct ReadResult {
   SHARDOPT_HD void operator()() const { *slot = state->result; }
 };
 
-/// Between steps: other hyper-parameters for a group. Not a member of the optimizer: nvcc takes no private type
-/// for a kernel.
+/// Between steps: other hyper-parameters for a group. Not a member of the optimizer: nvcc takes no private
+/// type for a kernel.
 template <OptimizerRule Rule>
 struct AssignRule {
   Rule* to;
