@@ -2,6 +2,7 @@
 // The benchmarks' workloads, small. The hidden cases run with counters (CMakeLists.txt): bytes declared are
 // bytes moved.
 #include <bench/workloads.cuh>
+#include <support/require_devices.hpp>
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -68,6 +69,7 @@ TEST_CASE("a step of one rank runs at small sizes", "[bench][cuda]") {
 }
 
 TEST_CASE("a step of eight ranks on one device runs at small sizes", "[bench][cuda]") {
+  test::require_devices(1);
   const auto elements = GENERATE(as<std::int64_t>{}, 1, 9, 2049, 10007);
   CAPTURE(elements);
   CHECK(run(bench::RanksStep<so::AdamW, Fp32>(8, elements, {})).read == (9 * 4 + 16 + 7 * 4) * elements);
