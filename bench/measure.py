@@ -191,7 +191,7 @@ def run_test(run: Run, test: dict) -> dict:
     if code == 0:
         return {**result, "outcome": "passed"}
     if code in (4, test["skip_code"]):
-        reason = re.search(r"(?:explicitly with message:|skipped:)\s*(.+)", output)
+        reason = re.search(r"(?:explicitly with messages?:|skipped:)\s*(.+)", output)
         return {**result, "outcome": "skipped", "reason": reason.group(1).strip() if reason else output.strip()[-200:]}
     if "error while loading shared libraries: libnccl" in output:
         return {**result, "outcome": "skipped", "reason": "libnccl.so.2 is not on this machine"}
