@@ -4,6 +4,7 @@
 #include <shardopt/shardopt.hpp>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -29,9 +30,9 @@ int main() {
 
     for (int step = 0; step < 10; ++step) {
       optimizer.wait_parameters(stream);
-      for (int n = 990; n < 1000; ++n) gradients[n] = 2 * (parameters[n] + 1);
+      for (std::size_t n = 990; n < 1000; ++n) gradients[n] = 2 * (parameters[n] + 1);
       optimizer.gradient_ready(bias, stream);
-      for (int n = 0; n < 990; ++n) gradients[n] = 2 * (parameters[n] - 3);
+      for (std::size_t n = 0; n < 990; ++n) gradients[n] = 2 * (parameters[n] - 3);
       optimizer.gradient_ready(weight, stream);
       const so::StepTicket ticket = optimizer.step({.gradient_scale = 1.0F / ranks}, stream);
       if (rank == 0) std::printf("step %2d  gradient norm %.4f\n", step + 1, ticket.get().norm);

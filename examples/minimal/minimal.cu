@@ -9,21 +9,19 @@
 
 namespace so = shardopt;
 
-/// The gradient of (w - 3)², summed.
-__global__ void backward(const float* w, float* gradient, int count) {
+constexpr int count = 1000;
+
+__global__ void backward(const float* w, float* gradient) {  // of the sum of (w - 3)²
   const int at = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (at < count) gradient[at] = 2 * (w[at] - 3);
 }
 
 float train(int rank, int ranks, ncclUniqueId id) {
-  constexpr int count = 1000;
   cudaSetDevice(rank);
   cudaStream_t stream, traffic;
-  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  cudaStreamCreateWithFlags(&traffic, cudaStreamNonBlocking);
+  for (auto* each : {&stream, &traffic}) cudaStreamCreateWithFlags(each, cudaStreamNonBlocking);
   float *parameters, *gradients, result = 0;  // the engine's buffers
-  cudaMalloc(&parameters, count * sizeof(float));
-  cudaMalloc(&gradients, count * sizeof(float));
+  for (auto* each : {&parameters, &gradients}) cudaMalloc(each, count * sizeof(float));
   cudaMemsetAsync(parameters, 0, count * sizeof(float), stream);
   {
     so::ParameterTable table;
@@ -34,29 +32,28 @@ float train(int rank, int ranks, ncclUniqueId id) {
                         stream);
     for (int step = 0; step < 10; ++step) {
       optimizer.wait_parameters(stream);
-      backward<<<(count + 127) / 128, 128, 0, stream>>>(parameters, gradients, count);
+      backward<<<(count + 127) / 128, 128, 0, stream>>>(parameters, gradients);
       optimizer.gradient_ready(weight, stream);  // whole buckets travel from here on
-      (void)optimizer.step({.gradient_scale = 1.0F / ranks}, stream);
+      (void)optimizer.step({.gradient_scale = 1.0F / static_cast<float>(ranks)}, stream);
     }
     optimizer.wait_parameters(stream);
     cudaMemcpyAsync(&result, parameters + count - 1, sizeof(float), cudaMemcpyDeviceToHost, stream);
     cudaStreamSynchronize(stream);
   }
-  for (float* buffer : {parameters, gradients}) cudaFree(buffer);
+  for (float* each : {parameters, gradients}) cudaFree(each);
   for (cudaStream_t each : {stream, traffic}) cudaStreamDestroy(each);
   return result;
 }
 
 int main() {
   int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) return std::puts("no GPU answers"), 1;
   ncclUniqueId id;
-  ncclGetUniqueId(&id);
-  std::vector<float> results(gpus);
+  if (cudaGetDeviceCount(&gpus) != cudaSuccess || ncclGetUniqueId(&id) != ncclSuccess) return 1;
+  std::vector<float> results(static_cast<std::size_t>(gpus));
   std::vector<std::thread> ranks;
   for (int r = 0; r < gpus; ++r) ranks.emplace_back([&, r] { results[r] = train(r, gpus, id); });
   for (std::thread& rank : ranks) rank.join();
-  bool right = true;  // each step halves the distance
+  bool right = gpus > 0;  // each step halves the distance
   for (float w : results) right = right && std::fabs(w - 3 * (1 - 0x1p-10F)) < 1e-6F;
   return std::puts(right ? "right" : "WRONG"), right ? 0 : 1;
 }

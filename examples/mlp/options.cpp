@@ -77,11 +77,12 @@ auto file_name(std::string Options::*member, std::string_view option) {
 }
 
 void read_layers(Options& options, std::string_view text) {
-  constexpr std::string_view wanted = "a list of widths such as 64,128,10 (64 pixels in, 10 classes out)";
+  constexpr std::string_view wanted =
+      "a list of widths of 1 to 16384 such as 64,128,10 (64 pixels in, 10 classes out)";
   std::vector<int> layers;
   for (std::string_view rest = text;;) {
     const std::size_t comma = rest.find(',');
-    layers.push_back(number<int>("--layers", rest.substr(0, comma), 1, 65'536, wanted));
+    layers.push_back(number<int>("--layers", rest.substr(0, comma), 1, 16'384, wanted));
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }

@@ -123,6 +123,21 @@ class EngineBuffers {
   FlatBuffers<Param, Grad> flat_;
 };
 
+/// The engine's buffers of the precision's types, or of the engine's own types of the same kind.
+/// @throws std::invalid_argument as EngineBuffers does
+template <class Param, class Grad, template <class, class> class Buffers, class P, class G>
+[[nodiscard]] EngineBuffers<Param, Grad> engine_buffers(const ParameterTable& table,
+                                                        const Buffers<P, G>& given) {
+  static_assert(dtype_of<P> == dtype_of<Param> && dtype_of<G> == dtype_of<Grad>,
+                "shardopt: the buffers' element types are not those of the precision policy");
+  if constexpr (requires { given.parameters; }) {
+    return {table, FlatBuffers<Param, Grad>{reinterpret_cast<Param*>(given.parameters),
+                                            reinterpret_cast<Grad*>(given.gradients)}};
+  } else {
+    return {table, SeparateBuffers<Param, Grad>{}};
+  }
+}
+
 /// Builds a rank's map of tiles on the host, as it stands on the device at `base`.
 template <class Param, class Grad>
 [[nodiscard]] std::vector<BucketTiles> build_tiles(const ShardLayout& layout,

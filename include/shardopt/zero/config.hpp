@@ -3,6 +3,7 @@
 
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/core/error.hpp>
+#include <shardopt/core/math.hpp>
 #include <shardopt/rules/rule.hpp>
 #include <shardopt/sharding/sharding_policy.hpp>
 #include <shardopt/zero/loss_scale.hpp>
@@ -10,7 +11,6 @@
 #include <shardopt/zero/step_state.hpp>
 
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -72,9 +72,10 @@ struct OptimizerConfig {
       validate_rule(groups[k].rule, groups[k].name);
     }
     if (loss_scale) loss_scale->validate();
-    if (!(max_norm >= 0))
+    if (!math::less_equal(0.0f, max_norm))  // by instructions: -Ofast folds comparisons that only NaN fails
+
       refuse("max_norm must be at least 0 (infinity: no clipping), got " + std::to_string(max_norm));
-    if (!(clip_epsilon >= 0) || std::isinf(clip_epsilon)) {
+    if (!math::less_equal(0.0f, clip_epsilon) || !math::is_finite(clip_epsilon)) {
       refuse("clip_epsilon must be at least 0 and finite, got " + std::to_string(clip_epsilon));
     }
   }
@@ -116,6 +117,14 @@ struct StepOptions {
   /// Device memory of scalars of the engine's (its loss), or null: their sums over ranks are exact, ride
   /// along in the step's small all-reduce and come back in StepResult::scalars.
   std::array<const float*, most_scalars> scalars = {};
+
+  /// @throws std::invalid_argument naming what is not finite
+  void validate() const {
+    if (!math::is_finite(lr_factor)) throw std::invalid_argument("shardopt: lr_factor must be finite");
+    if (gradient_scale.pointer() == nullptr && !math::is_finite(gradient_scale.value())) {
+      throw std::invalid_argument("shardopt: gradient_scale must be finite");
+    }
+  }
 };
 
 namespace detail {

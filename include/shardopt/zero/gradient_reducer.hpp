@@ -7,6 +7,7 @@
 #include <shardopt/zero/shard_layout.hpp>
 #include <shardopt/zero/step_state.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -46,6 +47,7 @@ class GradientReducer {
   /// The elements `flat`, no part of which was announced in this step, are written once what `stream` holds
   /// now is done.
   void announce(Range flat, Stream stream, const Device& device) {
+    ++announcement_;
     const Range range = layout_->buckets_of(flat);
     for (std::int64_t b = range.begin; b < range.end; ++b) {
       Progress& bucket = progress(b);
@@ -65,6 +67,7 @@ class GradientReducer {
 
   /// What was not announced counts as written once what `stream` holds now is done.
   void announce_rest(Stream stream, const Device& device) {
+    ++announcement_;
     for (std::int64_t b = next_; b >= 0; --b) {
       if (progress(b).missing == 0) continue;
       progress(b).missing = 0;
@@ -102,6 +105,7 @@ class GradientReducer {
   struct Producer {
     Stream stream;
     typename Device::Event written;
+    std::int64_t announcement;  ///< that the event stands behind
     bool active;
   };
 
@@ -116,15 +120,29 @@ class GradientReducer {
     return buckets_[static_cast<std::size_t>(bucket)];
   }
 
-  static void mark(Progress& bucket, Stream stream, const Device& device) {
+  void mark(Progress& bucket, Stream stream, const Device& device) const {
     for (Producer& producer : bucket.producers) {
       if (!(producer.stream == stream)) continue;
       device.record(producer.written, stream);
+      producer.announcement = announcement_;
       producer.active = true;
       return;
     }
-    bucket.producers.push_back({stream, device.make_event(), true});
+    bucket.producers.push_back({stream, device.make_event(), announcement_, true});
     device.record(bucket.producers.back().written, stream);
+  }
+
+  /// The collective's stream goes on behind a producer's last write, unless it does already: the next bucket
+  /// of the same announcement.
+  void wait_for(const Producer& producer, const Comm& comm) {
+    for (auto& [stream, announcement] : waited_) {
+      if (!(stream == producer.stream)) continue;
+      if (announcement < producer.announcement) comm.device().wait(comm.stream(), producer.written);
+      announcement = (std::max)(announcement, producer.announcement);
+      return;
+    }
+    comm.device().wait(comm.stream(), producer.written);
+    waited_.emplace_back(producer.stream, producer.announcement);
   }
 
   void reduce(Comm& comm, std::int64_t index) {
@@ -133,7 +151,7 @@ class GradientReducer {
     const Bucket& bucket = layout_->buckets()[static_cast<std::size_t>(index)];
     const BucketTiles& tiles = (*tiles_)[static_cast<std::size_t>(index)];
     for (const Producer& producer : progress(index).producers) {
-      if (producer.active) device.wait(stream, producer.written);
+      if (producer.active) wait_for(producer, comm);
     }
     Grad* const base = bucket.in_place ? progress(index).in_place : memory_.staging;
     if (!bucket.in_place)
@@ -158,6 +176,9 @@ class GradientReducer {
   Observer* observer_;
   std::vector<Progress> buckets_;
   std::int64_t next_ = -1;
+  std::int64_t announcement_ = 0;
+  std::vector<std::pair<Stream, std::int64_t>>
+      waited_;  ///< by stream: the last announcement that the collective's stream is behind
 };
 
 }  // namespace shardopt::inline v0::detail

@@ -32,6 +32,22 @@ template <class Message, Collective Comm>
   return all;
 }
 
+/// One text of every rank, of any length, in rank order. Collective; waits.
+template <Collective Comm>
+[[nodiscard]] std::vector<std::string> exchange_texts(Comm& comm, const std::string& mine, void* scratch) {
+  const auto sizes = exchange_all(comm, static_cast<std::uint64_t>(mine.size()), scratch);
+  std::vector<std::string> texts(sizes.size());
+  for (std::size_t at = 0; at < *std::max_element(sizes.begin(), sizes.end()); at += handshake_bytes) {
+    std::array<char, handshake_bytes> piece{};
+    if (at < mine.size()) mine.copy(piece.data(), piece.size(), at);
+    const auto pieces = exchange_all(comm, piece, scratch);
+    for (std::size_t rank = 0; rank < texts.size(); ++rank)
+      texts[rank].append(pieces[rank].data(), piece.size());
+  }
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) texts[rank].resize(sizes[rank]);
+  return texts;
+}
+
 template <class Message>
 [[nodiscard]] bool all_equal(const std::vector<Message>& messages) {
   return std::all_of(messages.begin(), messages.end(),
@@ -122,12 +138,9 @@ class Setup {
     std::uint64_t shortest = all.front().lines;
     for (const SetupSummary& other : all) shortest = (std::min)(shortest, other.lines);
     const std::size_t line = first_difference(comm, static_cast<std::size_t>(shortest), scratch);
-    std::array<char, handshake_bytes> text{};
     const std::string mine = line < lines_.size() ? lines_[line] : "(nothing)";
-    std::copy_n(mine.begin(), (std::min)(mine.size(), text.size() - 1), text.begin());
-    std::vector<std::string> texts;
-    for (const auto& other : exchange_all(comm, text, scratch)) texts.emplace_back(other.data());
-    throw CollectiveError("shardopt: ranks are set up differently: " + text_by_ranks(texts));
+    throw CollectiveError("shardopt: ranks are set up differently: " +
+                          text_by_ranks(exchange_texts(comm, mine, scratch)));
   }
 
  private:

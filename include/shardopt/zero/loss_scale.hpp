@@ -25,12 +25,15 @@ struct DynamicLossScale {
     const auto require = [](bool legal, const char* what) {
       if (!legal) throw std::invalid_argument(std::string("shardopt: config.loss_scale: ") + what);
     };
-    require(initial > 0 && math::is_finite(initial), "initial must be positive and finite");
-    require(growth_factor > 1 && math::is_finite(growth_factor), "growth_factor must be above 1 and finite");
-    require(backoff_factor > 0 && backoff_factor < 1, "backoff_factor must lie between 0 and 1");
+    require(math::less(0.0f, initial) && math::is_finite(initial), "initial must be positive and finite");
+    require(math::less(1.0f, growth_factor) && math::is_finite(growth_factor),
+            "growth_factor must be above 1 and finite");
+    require(math::less(0.0f, backoff_factor) && math::less(backoff_factor, 1.0f),
+            "backoff_factor must lie between 0 and 1");
     require(growth_interval > 0, "growth_interval must be at least 1");
     require(hysteresis > 0, "hysteresis must be at least 1");
-    require(minimum > 0 && minimum <= initial, "minimum must be positive and at most `initial`");
+    require(math::less(0.0f, minimum) && math::less_equal(minimum, initial),
+            "minimum must be positive and at most `initial`");
   }
 };
 

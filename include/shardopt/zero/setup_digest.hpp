@@ -27,7 +27,8 @@ namespace shardopt::inline v0::detail {
 template <class Rule>
 [[nodiscard]] std::string text_of_rule(const Rule& rule) {
   std::string text(rule_name<Rule>);
-  for_each_field(rule, [&](const auto& field) { text.append(" ").append(exact_text(static_cast<double>(field))); });
+  for_each_field(rule,
+                 [&](const auto& field) { text.append(" ").append(exact_text(static_cast<double>(field))); });
   return text;
 }
 
@@ -53,7 +54,8 @@ template <class Rule, class Sharding, class Precision>
             name(dtype_of<typename Precision::Grad>) + "/" + name(dtype_of<typename Precision::Master>));
   setup.add("sharding " + std::string(Sharding::name) + ", reduction " + std::string(name_of(reduction)));
   setup.add("max_norm " + exact_text(static_cast<double>(config.max_norm)) + ", clip_epsilon " +
-            exact_text(static_cast<double>(config.clip_epsilon)) + ", non_finite " + std::to_string(static_cast<int>(config.non_finite)) + ", count_skipped_updates " +
+            exact_text(static_cast<double>(config.clip_epsilon)) + ", non_finite " +
+            std::to_string(static_cast<int>(config.non_finite)) + ", count_skipped_updates " +
             std::to_string(config.count_skipped_updates) + ", initial_parameters " +
             std::to_string(static_cast<int>(config.initial_parameters)));
   for (const auto& group : config.groups)

@@ -79,7 +79,7 @@ struct MeasureStep {
   SHARDOPT_HD void operator()() const {
     StepState& s = *state;
     StepResult& r = s.result;
-    const StepFactors& factors = inputs.factors_on_device ? s.factors : inputs.factors;
+    const StepFactors factors = inputs.factors_on_device ? s.factors : inputs.factors;
     const float given =
         factors.device_gradient_scale != nullptr ? *factors.device_gradient_scale : factors.gradient_scale;
     s.scale = math::div(math::widen(given), math::widen(s.counters.loss_scale));
@@ -185,8 +185,8 @@ struct ReadResult {
   SHARDOPT_HD void operator()() const { *slot = state->result; }
 };
 
-/// Between steps: other hyper-parameters for a group. Not a member of the optimizer: nvcc takes no private type
-/// for a kernel.
+/// Between steps: other hyper-parameters for a group. Not a member of the optimizer: nvcc takes no private
+/// type for a kernel.
 template <OptimizerRule Rule>
 struct AssignRule {
   Rule* to;

@@ -8,16 +8,19 @@
 #include <shardopt/sharding/sharding_policy.hpp>
 #include <shardopt/zero/buffers.hpp>
 #include <shardopt/zero/config.hpp>
+#include <shardopt/zero/failure_latch.hpp>
 #include <shardopt/zero/gradient_reducer.hpp>
 #include <shardopt/zero/initial_parameters.hpp>
-#include <shardopt/zero/owned_memory.hpp>
+#include <shardopt/zero/ownership.hpp>
 #include <shardopt/zero/parameter_gatherer.hpp>
+#include <shardopt/zero/preparation.hpp>
+#include <shardopt/zero/rank_state.hpp>
 #include <shardopt/zero/setup_digest.hpp>
 #include <shardopt/zero/step_control.hpp>
-#include <shardopt/zero/step_memory.hpp>
 #include <shardopt/zero/ticket.hpp>
 
-#include <exception>
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -29,20 +32,6 @@
 #include <vector>
 
 namespace shardopt::inline v0 {
-
-/// Which rank of how many.
-struct Placement {
-  /// This rank: 0 .. world - 1.
-  int rank = 0;
-  /// Number of ranks.
-  int world = 1;
-};
-
-/// A run of a parameter that a rank keeps state for.
-struct OwnedPart {
-  std::string_view name;  ///< of the parameter; valid while the optimizer lives
-  Range range;            ///< elements of the parameter
-};
 
 /// A sharded optimizer (ZeRO stage 1: Rajbhandari et al. 2020): each rank reduces gradients onto the slice it
 /// owns, updates that slice with its share of the state, and gathers the new parameters.
@@ -77,7 +66,7 @@ class ZeroOptimizer {
   /// @throws std::invalid_argument as the constructor does for table and config
   [[nodiscard]] static MemoryPlan plan(const ParameterTable& table, const Config& config, Placement placement,
                                        bool adopted_states = false) {
-    return Prepared(table, config, placement, adopted_states).memory.plan;
+    return Preparation(table, config, placement, adopted_states).memory.plan;
   }
 
   /// Sets up this rank: compares the set-up of all ranks, allocates (unless memory is given), brings
@@ -100,20 +89,15 @@ class ZeroOptimizer {
         config_(config),
         prepared_(detail::set_up(comm_,
                                  [&] {
-                                   return Prepared(table_, config_, {comm_.rank(), comm_.world()},
-                                                   std::holds_alternative<StateBuffers>(memory));
+                                   return Preparation(table_, config_, {comm_.rank(), comm_.world()},
+                                                      std::holds_alternative<StateBuffers>(memory));
                                  })),
-        buffers_(detail::set_up(
-            comm_, [&] { return detail::EngineBuffers<Param, Grad>(table_, converted(buffers)); })) {
-    require_types<Buffers>();
+        buffers_(
+            detail::set_up(comm_, [&] { return detail::engine_buffers<Param, Grad>(table_, buffers); })) {
     const StateBuffers* adopted = std::get_if<StateBuffers>(&memory);
-    const Arena* arena = std::get_if<Arena>(&memory);
     detail::set_up(comm_, [&] {
-      if (adopted != nullptr) require_states(*adopted);
-      attach_memory(arena != nullptr     ? *arena
-                    : adopted != nullptr ? adopted->scratch
-                                         : Arena{},
-                    adopted, arena != nullptr);
+      state_.emplace(comm_.device(), prepared_.memory, std::get_if<Arena>(&memory), adopted,
+                     config_.observer);
     });
     try {
       start(stream, adopted == nullptr || adopted->initialize);
@@ -147,7 +131,7 @@ class ZeroOptimizer {
       // The failure was reported by the call that met it, or is the engine's next call's to report.
     }
     if constexpr (requires { comm_.stuck(); }) {
-      if (comm_.stuck() && memory_) memory_->abandon();
+      if (comm_.stuck() && state_) state_->abandon();
     }
   }
 
@@ -160,7 +144,7 @@ class ZeroOptimizer {
 
   /// Likewise for a set, in any order.
   void gradient_ready(std::span<const ParameterId> ids, Stream stream) {
-    require_working();
+    latch_.require_working();
     if (reduced_)
       throw std::logic_error("shardopt: gradient_ready after reduce(); call apply() or discard() first");
     const std::vector<std::uint32_t> entries = unannounced(ids);
@@ -179,8 +163,8 @@ class ZeroOptimizer {
   /// the host, is done on return).
   /// @throws std::invalid_argument for options that are not finite; nothing was enqueued
   StepTicket step(const StepOptions& options, Stream stream) {
-    require_working();
-    validate(options);
+    latch_.require_working();
+    options.validate();
     if (reduced_) throw std::logic_error("shardopt: step after reduce(); call apply() or discard()");
     static_cast<void>(reduce(options, stream));
     return apply(options, stream);
@@ -190,8 +174,8 @@ class ZeroOptimizer {
   /// `non_finite`, and whether the step is to be skipped. Options: gradient_scale counts here, lr_factor in
   /// apply().
   StepTicket reduce(const StepOptions& options, Stream stream) {
-    require_working();
-    validate(options);
+    latch_.require_working();
+    options.validate();
     if (reduced_) throw std::logic_error("shardopt: reduce after reduce(); call apply() or discard()");
     require_capturable(options, stream);
     return guarded("reduce", [&] {
@@ -200,15 +184,13 @@ class ZeroOptimizer {
       reduce_whole_buckets();
       enter("the all-reduce of the norm");
       const detail::StepInputs in = inputs(options, stream);
-      device.invoke(detail::OpenStep{state_, in}, comm_.stream());
-      comm_.all_reduce(state_->words, detail::control_word::count);
+      device.invoke(detail::OpenStep{state_->control(), in}, comm_.stream());
+      comm_.all_reduce(state_->control()->words, detail::control_word::count);
       device.record(summed_, comm_.stream());
       device.wait(stream, summed_);
       const StepTicket ticket = issue(stream, [&](StepResult* slot) {
-        device.invoke(detail::MeasureStep{state_, in, slot}, stream);
+        device.invoke(detail::MeasureStep{state_->control(), in, slot}, stream);
       });
-      device.record(decided_, stream);
-      device.wait(comm_.stream(), decided_);
       reduced_ = true;
       return ticket;
     });
@@ -217,8 +199,8 @@ class ZeroOptimizer {
   /// Second half: updates and gathers, unless the step is skipped.
   /// @throws std::logic_error without reduce() before
   StepTicket apply(const StepOptions& options, Stream stream) {
-    require_working();
-    validate(options);
+    latch_.require_working();
+    options.validate();
     return finish(options, stream, false);
   }
 
@@ -227,25 +209,25 @@ class ZeroOptimizer {
 
   /// `stream` goes on when the parameters of these ids have come. Enqueues; does not wait.
   void wait_parameters(std::span<const ParameterId> ids, Stream stream) const {
-    require_working();
+    latch_.require_working();
+    std::int64_t end = 0;
     for (const ParameterId id : ids) {
-      const Range buckets = prepared_.layout.buckets_of(table_[table_.storage_of(id)].flat);
-      for (std::int64_t b = buckets.begin; b < buckets.end; ++b)
-        wait_bucket(static_cast<std::size_t>(b), stream);
+      end = (std::max)(end, prepared_.layout.buckets_of(table_[table_.storage_of(id)].flat).end);
     }
+    wait_buckets(end, stream);
   }
   /// Likewise for one parameter.
   void wait_parameters(ParameterId id, Stream stream) const { wait_parameters(std::span(&id, 1), stream); }
   /// Likewise for all parameters.
   void wait_parameters(Stream stream) const {
-    require_working();
-    for (std::size_t b = 0; b < prepared_.layout.buckets().size(); ++b) wait_bucket(b, stream);
+    latch_.require_working();
+    wait_buckets(static_cast<std::int64_t>(prepared_.layout.buckets().size()), stream);
   }
 
   /// Zeroes the gradients of trainable parameters on `stream`, behind the last step's update; gaps and frozen
   /// ranges keep their bits.
   void zero_gradients(Stream stream) {
-    require_working();
+    latch_.require_working();
     guarded("zero_gradients", [&] {
       if (stepped_) comm_.device().wait_in_capture(stream, updated_);
       for (const auto& [gradient, count] : gradient_runs_) {
@@ -259,20 +241,20 @@ class ZeroOptimizer {
   /// @param gradient_scale  a value, or device memory that holds it when the replay runs
   /// @throws std::invalid_argument for values that are not finite
   void set_inputs(float lr_factor, GradientScale gradient_scale, Stream stream) {
-    require_working();
-    validate({.lr_factor = lr_factor, .gradient_scale = gradient_scale});
+    latch_.require_working();
+    StepOptions{.lr_factor = lr_factor, .gradient_scale = gradient_scale}.validate();
     guarded("set_inputs", [&] {
-      comm_.device().invoke(detail::SetFactors{state_, detail::factors_of(lr_factor, gradient_scale)},
-                            stream);
+      comm_.device().invoke(
+          detail::SetFactors{state_->control(), detail::factors_of(lr_factor, gradient_scale)}, stream);
     });
   }
 
   /// A ticket for the last step before it on `stream`, replayed ones included.
   [[nodiscard]] StepTicket last_result(Stream stream) {
-    require_working();
+    latch_.require_working();
     return guarded("last_result", [&] {
       return issue(stream, [&](StepResult* slot) {
-        comm_.device().invoke(detail::ReadResult{state_, slot}, stream);
+        comm_.device().invoke(detail::ReadResult{state_->control(), slot}, stream);
       });
     });
   }
@@ -282,21 +264,22 @@ class ZeroOptimizer {
   /// enqueued, these are the counters before that step.
   [[nodiscard]] StepCounters counters(Stream stream) const {
     StepCounters result;
-    comm_.device().download(&result, decided_only_ ? &state_->before : &state_->counters, sizeof result,
-                            stream);
+    comm_.device().download(&result,
+                            decided_only_ ? &state_->control()->before : &state_->control()->counters,
+                            sizeof result, stream);
     return result;
   }
 
   /// Where the loss scale of the next step stands: device memory that the engine's backward pass reads,
   /// behind the last step on its stream. 1 without loss scaling.
-  [[nodiscard]] const float* loss_scale() const noexcept { return &state_->counters.loss_scale; }
+  [[nodiscard]] const float* loss_scale() const noexcept { return &state_->control()->counters.loss_scale; }
 
   /// Replaces a group's hyper-parameters from the next step on. Every rank must do the same: tickets show
   /// where they differ.
   /// @throws std::invalid_argument for an unknown group, a hyper-parameter out of range, or a rule that needs
   /// state where none is kept
   void set_rule(std::string_view group, const Rule& rule, Stream stream) {
-    require_working();
+    latch_.require_working();
     const std::size_t index = group_index(group);
     Config::validate_rule(rule, config_.groups[index].name);
     if (!prepared_.stateful && !stateless(rule)) {
@@ -305,7 +288,9 @@ class ZeroOptimizer {
     }
     config_.groups[index].rule = rule;
     rules_digest_ = detail::digest_of_rules(config_.groups);
-    guarded("set_rule", [&] { comm_.device().invoke(detail::AssignRule<Rule>{rules_ + index, rule}, stream); });
+    guarded("set_rule", [&] {
+      comm_.device().invoke(detail::AssignRule<Rule>{state_->rules() + index, rule}, stream);
+    });
   }
 
   /// A group's hyper-parameters as the next step uses them. @throws std::invalid_argument for an unknown
@@ -319,14 +304,7 @@ class ZeroOptimizer {
 
   /// A state buffer of this rank ("exp_avg", …, "master"): device memory, `memory_plan().owned_parameters`
   /// elements in shard order; empty if no such buffer is kept.
-  [[nodiscard]] std::span<float> state(std::string_view name) const noexcept {
-    const auto& buffers = memory_plan().buffers;
-    for (std::size_t k = 0; k < buffers.size(); ++k) {
-      if (buffers[k].name == name)
-        return {state_buffers_[k], static_cast<std::size_t>(memory_plan().owned_parameters)};
-    }
-    return {};
-  }
+  [[nodiscard]] std::span<float> state(std::string_view name) const noexcept { return state_->buffer(name); }
 
   /// Bytes of this rank, as plan() gives them.
   [[nodiscard]] const MemoryPlan& memory_plan() const noexcept { return prepared_.memory.plan; }
@@ -345,210 +323,45 @@ class ZeroOptimizer {
   /// for tests and doubts.
   /// @throws CollectiveError on every rank, naming the first parameter that differs
   void verify_parameters() {
-    require_working();
+    latch_.require_working();
     guarded("verify_parameters", [&] {
       wait_parameters(comm_.stream());
-      detail::require_equal_parameters(comm_, table_, buffers_, scratch_);
+      detail::require_equal_parameters(comm_, table_, buffers_, state_->scratch());
     });
   }
 
  private:
-  /// All that follows from table, configuration and placement alone.
-  struct Prepared {
-    Prepared(const ParameterTable& table, const Config& config, Placement placement, bool adopted)
-        : reduction(resolved(config, placement)),
-          stateful(keeps_state(config)),
-          layout(table, names(config), config.sharding, placement.rank, placement.world, sizeof(Grad)),
-          memory(detail::plan_memory<Rule, Comm, Precision>(layout, config.groups.size(), reduction, stateful,
-                                                            adopted)) {}
-
-    Reduction reduction;
-    bool stateful;
-    detail::ShardLayout layout;
-    detail::PlannedMemory memory;
-
-   private:
-    static Reduction resolved(const Config& config, Placement placement) {
-      config.validate();
-      if (placement.world < 1 || placement.rank < 0 || placement.rank >= placement.world) {
-        throw std::invalid_argument("shardopt: rank " + std::to_string(placement.rank) + " of a world of " +
-                                    std::to_string(placement.world) + " does not exist");
-      }
-      const Dtype type = dtype_of<Grad>;
-      if (config.reduction == Reduction::automatic) return Comm::automatic_reduction(type);
-      if (!Comm::supports(config.reduction, type)) {
-        throw std::invalid_argument("shardopt: config.reduction: " + std::string(Comm::name) + " has no " +
-                                    std::string(name_of(config.reduction)) + " reduction of " +
-                                    std::string(name_of(type)) + "; leave it automatic (" +
-                                    std::string(name_of(Comm::automatic_reduction(type))) + ")");
-      }
-      return config.reduction;
-    }
-
-    static bool keeps_state(const Config& config) {
-      for (const auto& group : config.groups) {
-        if (!stateless(group.rule)) return true;
-      }
-      return false;
-    }
-
-    static std::vector<std::string> names(const Config& config) {
-      std::vector<std::string> result;
-      for (const auto& group : config.groups) result.push_back(group.name);
-      return result;
-    }
-  };
-
-  template <class P, class G>
-  static FlatBuffers<Param, Grad> converted(const FlatBuffers<P, G>& flat) {
-    return {reinterpret_cast<Param*>(flat.parameters), reinterpret_cast<Grad*>(flat.gradients)};
-  }
-  template <class P, class G>
-  static SeparateBuffers<Param, Grad> converted(const SeparateBuffers<P, G>&) {
-    return {};
-  }
-
-  template <template <class, class> class Buffers, class P, class G>
-  static constexpr bool types_match(const Buffers<P, G>*) {
-    return dtype_of<P> == dtype_of<Param> && dtype_of<G> == dtype_of<Grad>;
-  }
-  template <class Buffers>
-  static constexpr void require_types() {
-    static_assert(types_match(static_cast<const Buffers*>(nullptr)),
-                  "shardopt: the buffers' element types are not those of the precision policy");
-  }
-
-  void require_states(const StateBuffers& adopted) const {
-    const auto& wanted = memory_plan().buffers;
-    for (const auto& [name, pointer] : adopted.buffers) {
-      bool known = false;
-      for (const auto& buffer : wanted) known = known || buffer.name == name;
-      if (!known)
-        throw std::invalid_argument("shardopt: StateBuffers names " + detail::quoted(name) +
-                                    ", which this optimizer does not keep");
-      if (pointer == nullptr && memory_plan().owned_parameters > 0) {
-        throw std::invalid_argument("shardopt: StateBuffers holds a null pointer for " +
-                                    detail::quoted(name));
-      }
-    }
-    for (const auto& buffer : wanted) {
-      bool given = false;
-      for (const auto& [name, pointer] : adopted.buffers) given = given || name == buffer.name;
-      if (!given) throw std::invalid_argument("shardopt: StateBuffers lacks " + detail::quoted(buffer.name));
-    }
-  }
-
-  void attach_memory(const Arena& arena, const StateBuffers* adopted, bool given) {
-    const MemoryPlan& plan = memory_plan();
-    memory_.emplace(comm_.device(), plan, arena, given, config_.observer);
-    const detail::ArenaOffsets& at = prepared_.memory.offsets;
-    state_ = memory_->template at<detail::StepState>(at.state);
-    rules_ = memory_->template at<Rule>(at.rules);
-    constants_ = memory_->template at<typename Rule::Constants>(at.constants);
-    scratch_ = memory_->template at<std::byte>(at.scratch);
-    for (const auto& buffer : plan.buffers) {
-      float* pointer = adopted == nullptr ? memory_->template at<float>(buffer.offset_bytes) : nullptr;
-      for (std::size_t k = 0; adopted != nullptr && k < adopted->buffers.size(); ++k) {
-        if (adopted->buffers[k].first == buffer.name) pointer = adopted->buffers[k].second;
-      }
-      state_buffers_.push_back(pointer);
-    }
-  }
+  using Preparation = detail::Preparation<Rule, Sharding, Comm, Precision>;
+  using Reducer = detail::GradientReducer<Comm, Param, Grad>;
+  using Gatherer = detail::ParameterGatherer<Comm, Param, Grad>;
 
   void start(Stream stream, bool initialize) {
     const Device& device = comm_.device();
     summed_ = device.make_event();
-    decided_ = device.make_event();
     updated_ = device.make_event();
-    device.record(decided_, stream);
-    device.wait(comm_.stream(), decided_);
+    device.record(updated_, stream);
+    device.wait(comm_.stream(), updated_);
     detail::describe_setup<Rule, Sharding, Precision>(table_, config_, prepared_.reduction, prepared_.layout)
-        .require_agreement(comm_, scratch_);
+        .require_agreement(comm_, state_->scratch());
     if (config_.initial_parameters == InitialParameters::broadcast)
       detail::broadcast_parameters(comm_, table_, buffers_);
     if (config_.initial_parameters == InitialParameters::verify) {
-      detail::require_equal_parameters(comm_, table_, buffers_, scratch_);
+      detail::require_equal_parameters(comm_, table_, buffers_, state_->scratch());
     }
-    upload_tables();
-    if (initialize) initialize_states();
-    reducer_.emplace(prepared_.layout, buffers_, tiles_, prepared_.reduction,
-                     typename Reducer::Memory{
-                         memory_->template at<Grad>(prepared_.memory.offsets.staging),
-                         memory_->template at<std::byte>(prepared_.memory.offsets.workspace), state_->words},
+    state_->upload(prepared_.layout, buffers_, config_, device, comm_.stream());
+    if (initialize) state_->initialize_buffers(device, comm_.stream());
+    const typename Reducer::Memory memory{state_->template staging<Grad>(), state_->workspace(),
+                                          state_->control()->words};
+    reducer_.emplace(prepared_.layout, buffers_, state_->tiles(), prepared_.reduction, memory,
                      config_.observer);
-    gatherer_.emplace(prepared_.layout, buffers_, tiles_,
-                      memory_->template at<Param>(prepared_.memory.offsets.staging), device);
+    gatherer_.emplace(prepared_.layout, buffers_, state_->tiles(), state_->template staging<Param>(), device);
     tickets_ =
-        std::make_shared<detail::TicketRing<Device>>(device, waiter(), memory_->pinned(), config_.observer);
+        std::make_shared<detail::TicketRing<Device>>(device, waiter(), state_->pinned(), config_.observer);
     rules_digest_ = detail::digest_of_rules(config_.groups);
     announced_.assign(table_.size(), false);
-    collect_owned();
-    collect_gradient_runs();
+    owned_ = detail::owned_parts(prepared_.layout, table_);
+    gradient_runs_ = detail::gradient_runs(table_, buffers_);
     device.synchronize(comm_.stream());
-  }
-
-  void upload_tables() {
-    const Device& device = comm_.device();
-    const Stream stream = comm_.stream();
-    std::vector<Tile> map;
-    const Tile* base = memory_->template at<Tile>(prepared_.memory.offsets.map);
-    tiles_ = detail::build_tiles(prepared_.layout, buffers_, base, map);
-    device.upload(const_cast<Tile*>(base), map.data(), static_cast<std::int64_t>(map.size() * sizeof(Tile)),
-                  stream);
-    std::vector<Rule> rules;
-    for (const auto& group : config_.groups) rules.push_back(group.rule);
-    device.upload(rules_, rules.data(), static_cast<std::int64_t>(rules.size() * sizeof(Rule)), stream);
-    device.fill_zero(state_, sizeof(detail::StepState), stream);
-    device.invoke(detail::InitializeStep{state_, config_.loss_scale.value_or(DynamicLossScale{}),
-                                         config_.loss_scale.has_value()},
-                  stream);
-  }
-
-  void initialize_states() {
-    const Device& device = comm_.device();
-    const auto& buffers = memory_plan().buffers;
-    for (std::size_t k = 0; k < buffers.size(); ++k) {
-      if (buffers[k].name == "master") continue;
-      device.fill_zero(state_buffers_[k], buffers[k].bytes, comm_.stream());
-    }
-    if constexpr (Precision::has_master) {
-      for (const detail::BucketTiles& bucket : tiles_) {
-        device.template initialize_masters<Param>(bucket.updated.tiles, bucket.updated.count, master(),
-                                                  comm_.stream());
-      }
-    }
-  }
-
-  void collect_owned() {
-    for (const detail::Bucket& bucket : prepared_.layout.buckets()) {
-      for (const detail::Segment& segment : prepared_.layout.updated(bucket)) {
-        const auto& entry = table_.entries()[segment.entry];
-        const Range range{segment.flat.begin - entry.flat.begin, segment.flat.end - entry.flat.begin};
-        if (!owned_.empty() && owned_.back().name.data() == entry.name.data() &&
-            owned_.back().range.end == range.begin) {
-          owned_.back().range.end = range.end;
-        } else {
-          owned_.push_back({entry.name, range});
-        }
-      }
-    }
-  }
-
-  void collect_gradient_runs() {
-    for (std::uint32_t k = 0; k < table_.size(); ++k) {
-      const auto& entry = table_.entries()[k];
-      if (entry.flat.empty()) continue;
-      Grad* gradient = buffers_.gradient(k);
-      if (!gradient_runs_.empty() && gradient_runs_.back().first + gradient_runs_.back().second == gradient) {
-        gradient_runs_.back().second += entry.numel;
-      } else {
-        gradient_runs_.emplace_back(gradient, entry.numel);
-      }
-    }
-  }
-
-  [[nodiscard]] float* master() const noexcept {
-    return Precision::has_master ? state_buffers_.back() : nullptr;
   }
 
   [[nodiscard]] std::vector<std::uint32_t> unannounced(std::span<const ParameterId> ids) const {
@@ -573,14 +386,6 @@ class ZeroOptimizer {
     throw std::invalid_argument("shardopt: no group is named " + detail::quoted(group));
   }
 
-  static void validate(const StepOptions& options) {
-    if (!math::is_finite(options.lr_factor))
-      throw std::invalid_argument("shardopt: lr_factor must be finite");
-    if (options.gradient_scale.pointer() == nullptr && !math::is_finite(options.gradient_scale.value())) {
-      throw std::invalid_argument("shardopt: gradient_scale must be finite");
-    }
-  }
-
   [[nodiscard]] detail::StepInputs inputs(const StepOptions& options, Stream stream) const {
     detail::StepInputs in{.factors = detail::factors_of(options.lr_factor, options.gradient_scale),
                           .factors_on_device = comm_.device().capture_of(stream) != 0,
@@ -603,7 +408,7 @@ class ZeroOptimizer {
   }
 
   StepTicket finish(const StepOptions& options, Stream stream, bool discard) {
-    require_working();
+    latch_.require_working();
     if (!reduced_) throw std::logic_error("shardopt: apply() or discard() without reduce() before");
     require_capturable(options, stream);
     return guarded(discard ? "discard" : "apply", [&] {
@@ -612,7 +417,7 @@ class ZeroOptimizer {
       in.discard = discard;
       enter("the decision");
       const StepTicket ticket = issue(stream, [&](StepResult* slot) {
-        device.invoke(detail::DecideStep<Rule>{state_, in, rules_, constants_,
+        device.invoke(detail::DecideStep<Rule>{state_->control(), in, state_->rules(), state_->constants(),
                                                static_cast<int>(config_.groups.size()), slot},
                       stream);
         decided_only_ = true;
@@ -620,6 +425,9 @@ class ZeroOptimizer {
       if (!discard) update_and_gather(stream);
       decided_only_ = false;
       device.record(updated_, stream);
+      // The next step's sums must find those of this one cleared. The gradients that it waits for are written
+      // behind this step; where there are none, the stream itself must wait.
+      if (state_->tiles().empty()) device.wait(comm_.stream(), updated_);
       if (device.capture_of(stream) != 0) join(stream);
       stepped_ = true;
       reduced_ = false;
@@ -631,10 +439,11 @@ class ZeroOptimizer {
   }
 
   void update_and_gather(Stream stream) {
-    for (std::size_t b = 0; b < tiles_.size(); ++b) {
+    const std::vector<detail::BucketTiles>& tiles = state_->tiles();
+    for (std::size_t b = 0; b < tiles.size(); ++b) {
       enter("the update of bucket " + std::to_string(b));
-      if (tiles_[b].updated.count > 0) {
-        comm_.device().update(update_arguments(tiles_[b].updated), stream);
+      if (tiles[b].updated.count > 0) {
+        comm_.device().update(state_->update_arguments(tiles[b].updated, prepared_.stateful), stream);
         decided_only_ = false;
       }
       enter("the gather of bucket " + std::to_string(b));
@@ -673,26 +482,9 @@ class ZeroOptimizer {
     if (!reduced_) reducer_->require_capture(capture);
   }
 
-  [[nodiscard]] UpdateArguments<Rule, Precision> update_arguments(detail::TileRun tiles) const noexcept {
-    UpdateArguments<Rule, Precision> arguments{.tiles = tiles.tiles,
-                                               .tile_count = tiles.count,
-                                               .states = {},
-                                               .master = master(),
-                                               .constants = constants_,
-                                               .verdict = &state_->verdict,
-                                               .stateful = prepared_.stateful};
-    if (prepared_.stateful) {
-      for (std::size_t k = 0; k != state_count<Rule>; ++k) arguments.states[k] = state_buffers_[k];
-    }
-    return arguments;
-  }
-
-  void wait_bucket(std::size_t bucket, Stream stream) const {
-    if (gathering_) gatherer_->wait(bucket, stream, comm_.device());
-  }
-
-  void require_working() const {
-    if (broken_) std::rethrow_exception(broken_);
+  /// Buckets come in ascending order, on one stream: who waits for one has waited for those before it.
+  void wait_buckets(std::int64_t end, Stream stream) const {
+    if (gathering_ && end > 0) gatherer_->wait(static_cast<std::size_t>(end - 1), stream, comm_.device());
   }
 
   /// How the host waits for the device: the collective's way, where it watches for failures.
@@ -704,68 +496,25 @@ class ZeroOptimizer {
     }
   }
 
-  /// Notes what is being done, for messages, and tells the collective.
-  void enter(std::string what) {
-    position_ = std::move(what);
-    if constexpr (requires { comm_.label(position_); }) {
-      comm_.label("iteration " + std::to_string(iteration_ + 1) + ", " + position_);
-    }
-  }
+  /// Notes what is being done, for messages.
+  void enter(std::string what) { latch_.enter(comm_, iteration_ + 1, std::move(what)); }
 
   /// Runs what enqueues. A failure in it breaks the optimizer.
   template <class Body>
-  auto guarded(std::string_view call, const Body& body) -> decltype(body()) {
-    try {
-      position_.clear();
-      if constexpr (requires { comm_.throw_if_failed(); }) comm_.throw_if_failed();
-      return body();
-    } catch (Error& error) {
-      error.add_context(text_of_failure(call));
-      broken_ = std::current_exception();
-      give_up(error.what());
-    } catch (const std::exception& error) {
-      const std::string text = std::string(error.what()) + "; " + text_of_failure(call);
-      broken_ = std::make_exception_ptr(Error(text));
-      give_up(text);
-    } catch (...) {
-      const std::string text = "shardopt: an unknown exception; " + text_of_failure(call);
-      broken_ = std::make_exception_ptr(Error(text));
-      give_up(text);
-    }
-    std::rethrow_exception(broken_);
+  auto guarded(std::string_view call, const Body& body) {
+    return latch_.run(comm_, iteration_ + 1, call, body);
   }
-
-  /// Lets the other ranks know that this one goes no further.
-  void give_up(const std::string& text) {
-    if constexpr (requires { comm_.abort(text); }) comm_.abort(text);
-  }
-
-  [[nodiscard]] std::string text_of_failure(std::string_view call) const {
-    return "rank " + std::to_string(comm_.rank()) + ", iteration " + std::to_string(iteration_ + 1) +
-           ", in " + std::string(call) + (position_.empty() ? "" : ": " + position_) +
-           "; the optimizer is broken";
-  }
-
-  using Reducer = detail::GradientReducer<Comm, Param, Grad>;
-  using Gatherer = detail::ParameterGatherer<Comm, Param, Grad>;
 
   Comm comm_;
   ParameterTable table_;
   Config config_;
-  Prepared prepared_;
+  Preparation prepared_;
   detail::EngineBuffers<Param, Grad> buffers_;
-  std::optional<detail::OwnedMemory<Device>> memory_;
-  detail::StepState* state_ = nullptr;
-  Rule* rules_ = nullptr;
-  typename Rule::Constants* constants_ = nullptr;
-  std::byte* scratch_ = nullptr;
-  std::vector<float*> state_buffers_;
-  std::vector<detail::BucketTiles> tiles_;
+  std::optional<detail::RankState<Rule, Precision, Device>> state_;
   std::optional<Reducer> reducer_;
   std::optional<Gatherer> gatherer_;
   std::shared_ptr<detail::TicketRing<Device>> tickets_;
   typename Device::Event summed_;   ///< behind the all-reduce, on the collective's stream
-  typename Device::Event decided_;  ///< behind the decision, on the step's stream
   typename Device::Event updated_;  ///< behind the last update, on the step's stream
   std::vector<OwnedPart> owned_;
   std::vector<std::pair<Grad*, std::int64_t>> gradient_runs_;
@@ -776,8 +525,7 @@ class ZeroOptimizer {
   bool stepped_ = false;
   bool decided_only_ = false;  ///< a decision was enqueued, but no update yet
   bool gathering_ = false;
-  std::string position_;
-  std::exception_ptr broken_;
+  detail::FailureLatch latch_;
 };
 
 }  // namespace shardopt::inline v0

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch_template_test_macros.hpp>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <shardopt/collectives/threads.hpp>
+#include <support/small_engine.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using namespace test;
+
+namespace {
+
+/// Block borders of a world: unequal, one of them empty.
+std::vector<std::int64_t> borders_of(int world) {
+  std::vector<std::int64_t> borders{0};
+  for (int rank = 0; rank < world; ++rank) borders.push_back(borders.back() + (rank == 1 ? 0 : 5 * rank + 3));
+  return borders;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("reduce_scatter sums each block onto its rank and leaves the others' alone", "[collectives][host]", float, so::bf16, so::fp16) {
+  const int world = GENERATE(1, 2, 3, 5, 8);
+  const auto borders = borders_of(world);
+  const auto size = static_cast<std::size_t>(borders.back());
+  const auto element = [](int rank, std::size_t i) { return rounded<TestType>(static_cast<double>(rank + 1) * static_cast<double>(i % 7)); };
+  const auto wrong = on_ranks(world, [&](HostThreads comm) {
+    const int rank = comm.rank();
+    std::vector<TestType> data;
+    for (std::size_t i = 0; i < size; ++i) data.push_back(element(rank, i));
+    comm.reduce_scatter(data.data(), {borders}, so::dtype_of<TestType>, so::Reduction::ordered, nullptr);
+    int count = 0;
+    const so::Range own = so::BlockLayout{borders}.block(rank);
+    for (std::size_t i = 0; i < size; ++i) {
+      const double sum = static_cast<double>(world * (world + 1) / 2) * static_cast<double>(i % 7);
+      const TestType expected = own.contains(static_cast<std::int64_t>(i)) ? rounded<TestType>(sum) : element(rank, i);
+      count += bits_of(data[i]) != bits_of(expected) ? 1 : 0;
+    }
+    return count;
+  });
+  CHECK(wrong == std::vector<int>(static_cast<std::size_t>(world), 0));
+}
+
+TEST_CASE("all_gather brings every rank's block to every rank", "[collectives][host]") {
+  const int world = GENERATE(1, 2, 3, 8);
+  const auto borders = borders_of(world);
+  const auto gathered = on_ranks(world, [&](HostThreads comm) {
+    const so::Range own = so::BlockLayout{borders}.block(comm.rank());
+    std::vector<float> data(static_cast<std::size_t>(borders.back()), -1.0f);
+    for (std::int64_t i = own.begin; i < own.end; ++i) data[static_cast<std::size_t>(i)] = static_cast<float>(i);
+    comm.all_gather(data.data(), {borders}, so::Dtype::fp32);
+    return data;
+  });
+  for (const auto& data : gathered) {
+    for (std::size_t i = 0; i < data.size(); ++i) REQUIRE(data[i] == static_cast<float>(i));
+  }
+}
+
+TEST_CASE("all_reduce wraps around 2^64, broadcast copies the root's, exchange brings all to all", "[collectives][host]") {
+  const auto seen = on_ranks(3, [](HostThreads comm) {
+    const int rank = comm.rank();
+    std::vector<std::int64_t> words{rank, -rank, rank == 0 ? INT64_MAX : 1, 0};
+    comm.all_reduce(words.data(), 3);
+    std::int64_t told = rank * 100;
+    comm.broadcast(&told, sizeof told, 2);
+    words.push_back(told);
+    const std::int64_t mine = 7 + rank;
+    std::vector<std::int64_t> all(3);
+    comm.exchange(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), nullptr);
+    words.insert(words.end(), all.begin(), all.end());
+    return words;
+  });
+  for (const auto& words : seen) CHECK(words == std::vector<std::int64_t>{3, -3, INT64_MIN + 1, 0, 200, 7, 8, 9});
+}
+
+TEST_CASE("Threads knows only ordered reductions, and says so", "[collectives][host]") {
+  CHECK(HostThreads::supports(so::Reduction::ordered, so::Dtype::fp32));
+  CHECK(HostThreads::supports(so::Reduction::automatic, so::Dtype::bf16));
+  CHECK_FALSE(HostThreads::supports(so::Reduction::native, so::Dtype::fp32));
+  CHECK(HostThreads::automatic_reduction(so::Dtype::fp16) == so::Reduction::ordered);
+}
+
+TEST_CASE("A world needs at least one rank", "[collectives][host]") {
+  CHECK_THROWS_AS(HostThreads::make(0), std::invalid_argument);
+  CHECK_THROWS_AS(HostThreads::run(-1, [](HostThreads) {}), std::invalid_argument);
+}
+
+TEST_CASE("run() rethrows what the rank threw that failed first, not what followed from it", "[collectives][host]") {
+  struct Own {};
+  CHECK_THROWS_AS(HostThreads::run(4,
+                                   [](HostThreads comm) {
+                                     if (comm.rank() == 3) throw Own{};
+                                     comm.barrier();
+                                   }),
+                  Own);
+}
+
+TEST_CASE("Engines that run their own threads make the collectives themselves", "[collectives][host]") {
+  auto comms = HostThreads::make(3);
+  std::vector<int> ranks(3, -1);
+  std::vector<std::thread> threads;
+  for (int k = 0; k < 3; ++k) {
+    threads.emplace_back([&, comm = std::move(comms[static_cast<std::size_t>(k)])]() mutable {
+      const HostThreads other = comm.borrow();
+      comm.barrier();
+      ranks[static_cast<std::size_t>(comm.rank())] = other.rank();
+      comm.barrier();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(ranks == std::vector<int>{0, 1, 2});
+}
+
+TEST_CASE("abort() gives every other rank an error with the message, from then on", "[collectives][host]") {
+  const auto messages = messages_of_ranks<so::CollectiveError>(3, [](HostThreads comm) {
+    comm.barrier();
+    if (comm.rank() == 1) return comm.abort("disk full");
+    CHECK_THROWS_AS(comm.barrier(), so::CollectiveError);
+    comm.barrier();
+  });
+  CHECK(messages[1] == "");
+  for (const std::size_t rank : {0U, 2U}) CHECK(messages[rank].find("rank 1 failed: disk full") != std::string::npos);
+}
+
+TEST_CASE("A collective that is destroyed while others wait for it is an error for them", "[collectives][host]") {
+  auto comms = HostThreads::make(2);
+  std::string message;
+  std::thread waiter([&, comm = std::move(comms[0])]() mutable { message = message_of<so::CollectiveError>([&] { comm.barrier(); }); });
+  { const HostThreads leaves = std::move(comms[1]); }
+  waiter.join();
+  CHECK(message.find("rank 1 has left") != std::string::npos);
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the laws' tests do not show of ZeroOptimizer.
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <shardopt/collectives/solo.hpp>
+#include <support/small_engine.hpp>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+using namespace test;
+using Catch::Approx;
+
+namespace {
+
+using Sgd = ThreadsOptimizer<so::SGD>;
+const Sgd::Config plain_sgd{.groups = {{"default", {.lr = 1}}}};
+
+}  // namespace
+
+TEST_CASE("The parts that ranks own cover every trainable element once", "[zero][host]") {
+  const int world = GENERATE(1, 2, 3, 8);
+  const auto table = packed_table({{"a", {700}}, {"frozen", {9}, "default", true}, {"b", {0}}, {"tied", {700}, "default", false, "a"}, {"c", {1, 555}}});
+  const auto parts = on_ranks(world, [&](HostThreads comm) {
+    Engine<ThreadsOptimizer<so::AdamW>> engine(table, {.sharding = {.bucket_bytes = 1}}, std::move(comm));
+    std::vector<std::pair<std::string, so::Range>> mine;
+    for (const auto& [name, range] : engine.optimizer.owned()) mine.emplace_back(std::string(name), range);
+    return mine;
+  });
+  std::vector<int> a(700, 0);
+  std::vector<int> c(555, 0);
+  for (const auto& mine : parts) {
+    for (const auto& [name, range] : mine) {
+      REQUIRE((name == "a" || name == "c"));
+      for (std::int64_t i = range.begin; i < range.end; ++i) ++(name == "a" ? a : c).at(static_cast<std::size_t>(i));
+    }
+  }
+  CHECK(a == std::vector<int>(700, 1));
+  CHECK(c == std::vector<int>(555, 1));
+  if (world == 1) CHECK(parts[0].size() == 2);  // neighbouring parts are one
+}
+
+TEST_CASE("A gradient scale in device memory is read when the step runs", "[zero][host]") {
+  const auto values = on_ranks(2, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({5}), plain_sgd, std::move(comm));
+    float scale = 0.25f;
+    engine.fill_gradients(1);
+    const double norm = engine.step({.gradient_scale = &scale}).norm;
+    scale = std::numeric_limits<float>::infinity();
+    const bool skipped = engine.step({.gradient_scale = &scale}).skipped;
+    return std::vector<double>{engine.parameter(4), norm, skipped ? 1.0 : 0.0};
+  });
+  for (const auto& rank : values) CHECK(rank == std::vector<double>{-0.5, std::sqrt(5 * 0.25), 1});
+}
+
+TEST_CASE("A negative gradient scale climbs, and the norm stays a norm", "[zero][host]") {
+  const auto values = on_ranks(2, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    engine.fill_gradients(1);
+    const double norm = engine.step({.gradient_scale = -0.5f}).norm;
+    return std::vector<double>{engine.parameter(0), norm};
+  });
+  for (const auto& rank : values) CHECK(rank == std::vector<double>{1, 2});
+}
+
+TEST_CASE("set_rule takes effect in the next step, and rule() tells it", "[zero][host]") {
+  const auto values = on_ranks(2, [](HostThreads comm) {
+    Engine<Sgd> engine(packed_table({{"a", {300}, "x"}, {"b", {300}, "y"}}), {.groups = {{"x", {.lr = 1}}, {"y", {.lr = 2}}}}, std::move(comm));
+    std::vector<double> seen;
+    for (const double lr : {1.0, 0.5, 0.25}) {
+      engine.optimizer.set_rule("x", {.lr = lr}, {});
+      engine.fill_gradients(0.5);
+      engine.step();
+      seen.push_back(engine.parameter(0));
+      seen.push_back(engine.optimizer.rule("x").lr);
+    }
+    seen.push_back(engine.parameter(599));
+    seen.push_back(engine.optimizer.config().groups[1].rule.lr);
+    return seen;
+  });
+  for (const auto& rank : values) CHECK(rank == std::vector<double>{-1, 1, -1.5, 0.5, -1.75, 0.25, -6, 2});
+}
+
+TEST_CASE("Tied weights are one parameter: updated once, counted once in the norm, announced by either name", "[zero][host]") {
+  const auto table = packed_table({{"emb", {6}}, {"head", {6}, "default", false, "emb"}, {"b", {3}}});
+  const auto values = on_ranks(2, [&](HostThreads comm) {
+    Engine<Sgd> engine(table, plain_sgd, std::move(comm));
+    engine.fill_gradients(0.5);
+    engine.optimizer.gradient_ready(so::ParameterId{1}, {});
+    const auto result = engine.step();
+    engine.optimizer.wait_parameters(so::ParameterId{1}, {});
+    std::vector<double> seen = engine.values();
+    seen.push_back(result.norm);
+    seen.push_back(static_cast<double>(engine.optimizer.memory_plan().parameters));
+    return seen;
+  });
+  for (const auto& rank : values) {
+    std::vector<double> expected(9, -1.0);
+    expected.push_back(3);
+    expected.push_back(9);
+    CHECK(rank == expected);
+  }
+}
+
+TEST_CASE("Buckets are reduced from the last to the first, whatever order gradients come in", "[zero][host]") {
+  class Order : public so::Observer {
+   public:
+    void bucket_reduced(std::int64_t bucket, std::int64_t bytes) override { seen.push_back(100 * bytes + bucket); }
+    std::vector<std::int64_t> seen;
+  };
+  const auto orders = on_ranks(2, [](HostThreads comm) {
+    Order order;
+    Sgd::Config config = plain_sgd;
+    config.sharding.bucket_bytes = 1;
+    config.observer = &order;
+    Engine<Sgd> engine(table_of_sizes({512, 512, 500}), config, std::move(comm));
+    engine.optimizer.gradient_ready(so::ParameterId{0}, {});
+    engine.optimizer.gradient_ready(so::ParameterId{1}, {});
+    order.seen.push_back(-1);  // whole, but not their turn
+    engine.optimizer.gradient_ready(so::ParameterId{2}, {});
+    order.seen.push_back(-2);  // all at once
+    engine.step();
+    return order.seen;
+  });
+  for (const auto& seen : orders) CHECK(seen == std::vector<std::int64_t>{-1, 200002, 204801, 204800, -2});
+}
+
+TEST_CASE("Adopted state buffers are zeroed, or go on as they stand", "[zero][host]") {
+  using Optimizer = ThreadsOptimizer<so::SGD, so::Mixed<so::bf16, float, float>>;
+  const bool initialize = GENERATE(true, false);
+  const auto table = table_of_sizes({8});
+  const auto seen = on_ranks(1, [&](HostThreads comm) {
+    std::vector<float> momentum(8, 2.0f);
+    std::vector<float> master(8, 5.0f);
+    std::vector<so::bf16> parameters(8, rounded<so::bf16>(1.0));
+    std::vector<float> gradients(8, 1.0f);
+    so::StateBuffers states{{"momentum_buffer", momentum.data()}, {"master", master.data()}};
+    states.initialize = initialize;
+    Optimizer optimizer(table, {.groups = {{"default", {.lr = 0.5, .momentum = 0.5}}}}, std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()}, states, {});
+    CHECK(optimizer.state("momentum_buffer").data() == momentum.data());
+    std::vector<float> result{momentum[3], master[3]};
+    optimizer.step({}, {});
+    result.push_back(master[3]);
+    result.push_back(static_cast<float>(value_of(parameters[3])));
+    return result;
+  });
+  // In the first update the buffer is set to the gradient, whatever it held.
+  CHECK(seen[0] == (initialize ? std::vector<float>{0, 1, 0.5f, 0.5f} : std::vector<float>{2, 5, 4.5f, 4.5f}));
+}
+
+TEST_CASE("The engine's scalars ride along, and their sums over ranks are exact", "[zero][host]") {
+  const int world = GENERATE(1, 3, 8);
+  const auto results = on_ranks(world, [&](HostThreads comm) {
+    const int rank = comm.rank();
+    Engine<Sgd> engine(table_of_sizes({8}), plain_sgd, std::move(comm));
+    const float loss = rank == 0 ? 1e30f : rank == world - 1 ? -1e30f : 0x1p-40f;
+    const float count = static_cast<float>(rank + 1);
+    const float bad = rank == world - 1 ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+    const auto with = engine.step({.scalars = {&loss, &count, &bad}});
+    const auto without = engine.step();
+    return std::vector<double>{with.scalars[0], with.scalars[1], std::isnan(with.scalars[2]) ? 1.0 : 0.0, with.skipped ? 1.0 : 0.0, without.scalars[1]};
+  });
+  const double loss = world == 1 ? static_cast<double>(1e30f) : (world - 2) * 0x1p-40;
+  for (const auto& rank : results) CHECK(rank == std::vector<double>{loss, world * (world + 1) / 2.0, 1, 0, 0});
+}
+
+TEST_CASE("Counters are read from the device, after skipped, discarded and applied steps", "[zero][host]") {
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({8}), plain_sgd, std::move(comm));
+    engine.step();
+    engine.fill_gradients(std::numeric_limits<double>::infinity());
+    engine.step();
+    engine.fill_gradients(1);
+    engine.optimizer.reduce({}, {});
+    engine.optimizer.discard({});
+    const auto last = engine.optimizer.last_result({}).get();
+    const so::StepCounters counters = engine.optimizer.counters({});
+    return std::vector<std::int64_t>{counters.iteration, counters.updates, last.iteration, last.updates, last.skipped ? 1 : 0};
+  });
+  for (const auto& rank : seen) CHECK(rank == std::vector<std::int64_t>{3, 1, 3, 1, 1});
+}
+
+TEST_CASE("A rank that is refused at the start is an error for the others, not a hang", "[zero][law9][host]") {
+  const auto messages = messages_of_ranks(3, [](HostThreads comm) {
+    Sgd::Config config = plain_sgd;
+    if (comm.rank() == 1) config.max_norm = -1;
+    Engine<Sgd> engine(table_of_sizes({8}), config, std::move(comm));
+  });
+  for (const std::string& message : messages) CHECK(message.find("config.max_norm") != std::string::npos);
+  for (const std::size_t other : {0U, 2U}) CHECK(messages[other].find("rank 1") != std::string::npos);
+}
+
+TEST_CASE("Two optimizers on one communicator keep their calls in program order", "[zero][host]") {
+  const auto values = on_ranks(3, [](HostThreads comm) {
+    Engine<Sgd> first(table_of_sizes({600}), plain_sgd, comm.borrow());
+    Engine<ThreadsOptimizer<so::AdamW>> second(table_of_sizes({70}), {.groups = {{"default", {.lr = 0.5, .weight_decay = 0}}}}, std::move(comm));
+    first.fill_gradients(1);
+    second.fill_gradients(1);
+    const auto ticket = first.optimizer.step({.gradient_scale = 0.5f}, {});
+    second.step();
+    return std::vector<double>{first.parameter(599), second.parameter(69), ticket.get().norm};
+  });
+  for (const auto& rank : values) {
+    CHECK(rank[0] == -1.5);
+    CHECK(rank[1] == Approx(-0.5).epsilon(1e-6));
+    CHECK(rank[2] == Approx(1.5 * std::sqrt(600)).epsilon(1e-12));
+  }
+}
