@@ -31,7 +31,7 @@ Sharded::Config with_lr(double lr) {
 
 }  // namespace
 
-TEST_CASE("What the constructor refuses has enqueued and allocated nothing", "[zero][cuda][law9]") {
+TEST_CASE("What the constructor refuses has touched nothing of the engine's and keeps nothing", "[zero][cuda][law9]") {
   require_devices(1);
   const Communicators comms(1);
   const Rank engine;
@@ -47,7 +47,8 @@ TEST_CASE("What the constructor refuses has enqueued and allocated nothing", "[z
   };
   const so::FlatBuffers<float, float> good = engine.buffers();
   auto* const odd = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(good.parameters) + 2);
-  engine.compute.synchronize();
+  const std::vector<float> parameters = engine.read_parameters();
+  const std::vector<float> gradients = engine.gradients.read(engine.compute);
   cuda_calls::reset();
 
   using Wrong = std::invalid_argument;
@@ -59,9 +60,27 @@ TEST_CASE("What the constructor refuses has enqueued and allocated nothing", "[z
   CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, with_lr(-1.0), good); }), ContainsSubstring("lr"));
   CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, no_bucket, good); }), ContainsSubstring("bucket_bytes"));
   CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, negative_norm, good); }), ContainsSubstring("max_norm"));
-  CHECK(cuda_calls::enqueued() == 0);
-  CHECK(cuda_calls::device_allocations().empty());
+  // Only a message to the other ranks was sent.
+  CHECK(cuda_calls::launches() == 0);
+  CHECK(cuda_calls::count("cudaFree") == static_cast<std::int64_t>(cuda_calls::device_allocations().size()));
   CHECK(cuda_calls::pinned_allocations().empty());
+  CHECK(engine.read_parameters() == parameters);
+  CHECK(engine.gradients.read(engine.compute) == gradients);
+}
+
+TEST_CASE("What the constructor refuses on one GPU is told to the others", "[zero][cuda][law6][law9]") {
+  require_devices(3);
+  const Communicators comms(3);
+  std::vector<std::string> texts(3);
+  on_ranks(3, [&](int rank) {
+    const Rank engine;
+    const auto construct = [&] { static_cast<void>(engine.optimizer(with_lr(rank == 1 ? -1.0 : 0.01), comms[rank])); };
+    texts[static_cast<std::size_t>(rank)] =
+        rank == 1 ? message_of<std::invalid_argument>(construct) : message_of<so::CollectiveError>(construct);
+  });
+  for (const std::string& text : texts) CHECK_THAT(text, ContainsSubstring("lr"));
+  CHECK_THAT(texts[0], ContainsSubstring("rank 1"));
+  CHECK_THAT(texts[2], ContainsSubstring("rank 1"));
 }
 
 TEST_CASE("What a call refuses has enqueued nothing, and the next step is as if it had not been made",

@@ -147,12 +147,12 @@ TEST_CASE("A failed allocation is a CudaError, and nothing stays behind", "[zero
     const std::string text = message_of<so::CudaError>([&] { static_cast<void>(engine.optimizer(comms[0])); });
     CHECK(text.find(call) != std::string::npos);
     CHECK(text.find("cudaErrorMemoryAllocation") != std::string::npos);
-    CHECK(cuda_calls::enqueued() == 0);
+    CHECK(cuda_calls::launches() == 0);
   }
   CHECK_NOTHROW(engine.optimizer(comms[0]));
 }
 
-TEST_CASE("An arena that is null or not aligned is refused before anything is enqueued", "[zero][cuda][law9]") {
+TEST_CASE("An arena that is null or not aligned is refused before anything is launched", "[zero][cuda][law9]") {
   require_devices(1);
   const Communicators comms(1);
   const Rank engine;
@@ -165,6 +165,7 @@ TEST_CASE("An arena that is null or not aligned is refused before anything is en
   CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{nullptr, pinned.data()}), std::invalid_argument);
   CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{device.data() + 64, pinned.data()}), std::invalid_argument);
   CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{device.data(), pinned.data() + 8}), std::invalid_argument);
-  CHECK(cuda_calls::enqueued() == 0);
-  CHECK(cuda_calls::device_allocations().empty());
+  CHECK(cuda_calls::launches() == 0);
+  CHECK(cuda_calls::pinned_allocations().empty());
+  CHECK(cuda_calls::count("cudaFree") == static_cast<std::int64_t>(cuda_calls::device_allocations().size()));
 }
