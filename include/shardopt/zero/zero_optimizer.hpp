@@ -123,15 +123,17 @@ class ZeroOptimizer {
   /// let every rank's optimizer go before a rank begins another collective, or give an Arena.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
+    [[maybe_unused]] bool ended = false;
     try {
       if (stepped_) waiter()(updated_);
       comm_.device().record(summed_, comm_.stream());
       waiter()(summed_);
+      ended = true;
     } catch (...) {
       // The failure was reported by the call that met it, or is the engine's next call's to report.
     }
     if constexpr (requires { comm_.stuck(); }) {
-      if (comm_.stuck() && state_) state_->abandon();
+      if (!ended && comm_.stuck() && state_) state_->abandon();
     }
   }
 
