@@ -90,6 +90,29 @@ TEST_CASE("when a process is killed every survivor throws, naming its rank, the 
   }
 }
 
+TEST_CASE("waiting under a deadline leaves no error behind for the engine to find", "[failure][cuda]") {
+  const auto ends = support::run_processes(
+      1,
+      [](int) -> std::string {
+        Buffers buffers;
+        ncclUniqueId id;
+        so::throw_if_failed(ncclGetUniqueId(&id), "ncclGetUniqueId");
+        const so::Nccl comm = so::Nccl::create(id, 0, 1, buffers.comm_stream, {.deadline = 20s});
+        so::Cuda::Event event = comm.device().make_event();
+        for (int turn = 0; turn < 20; ++turn) {
+          so::throw_if_failed(
+              cudaMemsetAsync(buffers.gradients, turn, elements * sizeof(float), buffers.stream),
+              "cudaMemsetAsync");
+          comm.device().record(event, buffers.stream);
+          comm.waiter()(event);
+          if (cudaPeekAtLastError() != cudaSuccess) return cudaGetErrorName(cudaPeekAtLastError());
+        }
+        return "none";
+      },
+      60s);
+  CHECK(ends[0].text == "none");
+}
+
 TEST_CASE("a peer that never joins is reported soon after the deadline", "[failure][cuda][B067]") {
   support::UniqueIdBoard& board = support::make_unique_id_board();
   const auto ends = support::run_processes(
