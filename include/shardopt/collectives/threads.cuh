@@ -45,8 +45,8 @@ class Threads<Cuda> {
   static constexpr int most_ranks = detail::most_sources;
 
   /// One collective a rank, in rank order.
-  /// @throws std::invalid_argument for no or too many seats, or devices that cannot read each other's memory;
-  /// CudaError
+  /// @throws std::invalid_argument for no or too many seats, devices that do not exist, or such that cannot
+  /// read each other's memory; CudaError
   [[nodiscard]] static std::vector<Threads> make(const std::vector<ThreadSeat>& seats) {
     require_seats(seats);
     std::vector<Threads> result;
@@ -64,7 +64,7 @@ class Threads<Cuda> {
     require_seats(seats);
     detail::ThreadMember::run(static_cast<int>(seats.size()), [&](detail::ThreadMember member) {
       const ThreadSeat seat = seats[static_cast<std::size_t>(member.rank())];
-      throw_if_failed(cudaSetDevice(seat.device), "cudaSetDevice");
+      Cuda::select(seat.device);
       body(Threads(std::move(member), std::make_shared<Resources>(seat)));
     });
   }
@@ -220,6 +220,7 @@ class Threads<Cuda> {
       throw std::invalid_argument("shardopt: Threads<Cuda> takes 1 to " + std::to_string(most_ranks) +
                                   " ranks, not " + std::to_string(seats.size()));
     }
+    for (const ThreadSeat& seat : seats) detail::require_device(seat.device);
     for (const ThreadSeat& a : seats) {
       for (const ThreadSeat& b : seats) {
         if (a.device != b.device) enable_peer_access(a.device, b.device);

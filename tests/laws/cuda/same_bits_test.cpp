@@ -89,9 +89,9 @@ TEST_CASE("A world of one on a GPU gives the host's bits, by NCCL and without", 
   CHECK(difference(run_on_nccl<Sign>(w), solo, Sign::types) == "");
 }
 
-TEST_CASE("Ranks that share one GPU give the host's bits", "[laws][cuda][law3][law5]") {
+TEST_CASE("Ranks that share one GPU give the host's bits", "[laws][cuda][law3][law5][B069]") {
   require_devices(1);
-  const int world = GENERATE(3, 8);
+  const int world = GENERATE(3, 4, 8);
   const Workload w = varied(awkward(world), static_cast<std::size_t>(world));
   using Sign = Case<SignRule, so::PerParameterSharding, Bf16Fp32>;
   const Outcome cuda = run_on_threads_cuda<Sign>(w);
