@@ -59,7 +59,8 @@ struct Packed {
 /// A table of tensors of these sizes, one behind the other: "p0", "p1", …
 [[nodiscard]] inline so::ParameterTable table_of_sizes(const std::vector<std::int64_t>& sizes) {
   std::vector<Packed> tensors;
-  for (const std::int64_t size : sizes) tensors.push_back({"p" + std::to_string(tensors.size()), {size}});
+  for (const std::int64_t size : sizes)
+    tensors.push_back({std::string("p").append(std::to_string(tensors.size())), {size}});
   return packed_table(tensors);
 }
 

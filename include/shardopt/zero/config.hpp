@@ -10,6 +10,7 @@
 #include <shardopt/zero/observer.hpp>
 #include <shardopt/zero/step_state.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -117,6 +118,11 @@ struct StepOptions {
   /// Device memory of scalars of the engine's (its loss), or null: their sums over ranks are exact, ride
   /// along in the step's small all-reduce and come back in StepResult::scalars.
   std::array<const float*, most_scalars> scalars = {};
+
+  /// Whether any scalar is given.
+  [[nodiscard]] bool has_scalars() const noexcept {
+    return std::any_of(scalars.begin(), scalars.end(), [](const float* scalar) { return scalar != nullptr; });
+  }
 
   /// @throws std::invalid_argument naming what is not finite
   void validate() const {

@@ -123,15 +123,17 @@ class ZeroOptimizer {
   /// let every rank's optimizer go before a rank begins another collective, or give an Arena.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
+    [[maybe_unused]] bool ended = false;
     try {
       if (stepped_) waiter()(updated_);
       comm_.device().record(summed_, comm_.stream());
       waiter()(summed_);
+      ended = true;
     } catch (...) {
       // The failure was reported by the call that met it, or is the engine's next call's to report.
     }
     if constexpr (requires { comm_.stuck(); }) {
-      if (comm_.stuck() && state_) state_->abandon();
+      if (!ended && comm_.stuck() && state_) state_->abandon();
     }
   }
 
@@ -184,6 +186,10 @@ class ZeroOptimizer {
       reduce_whole_buckets();
       enter("the all-reduce of the norm");
       const detail::StepInputs in = inputs(options, stream);
+      if (options.has_scalars()) {  // written on the step's stream, read on the collective's
+        device.record(offered_, stream);
+        device.wait(comm_.stream(), offered_);
+      }
       device.invoke(detail::OpenStep{state_->control(), in}, comm_.stream());
       comm_.all_reduce(state_->control()->words, detail::control_word::count);
       device.record(summed_, comm_.stream());
@@ -337,6 +343,7 @@ class ZeroOptimizer {
 
   void start(Stream stream, bool initialize) {
     const Device& device = comm_.device();
+    offered_ = device.make_event();
     summed_ = device.make_event();
     updated_ = device.make_event();
     device.record(updated_, stream);
@@ -514,6 +521,7 @@ class ZeroOptimizer {
   std::optional<Reducer> reducer_;
   std::optional<Gatherer> gatherer_;
   std::shared_ptr<detail::TicketRing<Device>> tickets_;
+  typename Device::Event offered_;  ///< behind the engine's scalars, on the step's stream
   typename Device::Event summed_;   ///< behind the all-reduce, on the collective's stream
   typename Device::Event updated_;  ///< behind the last update, on the step's stream
   std::vector<OwnedPart> owned_;

@@ -26,12 +26,16 @@ struct Minimal {
   [[nodiscard]] so::Host device() const { return {}; }
   [[nodiscard]] static bool supports(so::Reduction, so::Dtype) { return true; }
   [[nodiscard]] static so::Reduction automatic_reduction(so::Dtype) { return so::Reduction::ordered; }
-  [[nodiscard]] static std::int64_t workspace_bytes(so::Reduction, so::BlockLayout, so::Dtype, int) { return 100; }
+  [[nodiscard]] static std::int64_t workspace_bytes(so::Reduction, so::BlockLayout, so::Dtype, int) {
+    return 100;
+  }
   void reduce_scatter(void*, so::BlockLayout, so::Dtype, so::Reduction, void*) {}
   void all_gather(void*, so::BlockLayout, so::Dtype) {}
   void all_reduce(std::int64_t*, std::int64_t) {}
   void broadcast(void*, std::int64_t, int) {}
-  void exchange(std::span<const std::byte> mine, std::span<std::byte> all, void*) { std::copy(mine.begin(), mine.end(), all.begin()); }
+  void exchange(std::span<const std::byte> mine, std::span<std::byte> all, void*) {
+    std::copy(mine.begin(), mine.end(), all.begin());
+  }
 };
 static_assert(so::Collective<Minimal>);
 static_assert(so::Collective<HostThreads>);
@@ -92,12 +96,15 @@ TEST_CASE("A step makes one reduction and one gather a bucket, and one small sum
   using Optimizer = so::ZeroOptimizer<so::AdamW, so::FlatSharding, Watched<HostThreads>, so::FullPrecision>;
   const auto calls = on_ranks(2, [](HostThreads comm) {
     const auto log = std::make_shared<CallLog>();
-    Engine<Optimizer> engine(table_of_sizes({2000, 0, 40}), {.sharding = {.bucket_bytes = 1}}, Watched<HostThreads>(std::move(comm), log), 1.0);
+    Engine<Optimizer> engine(table_of_sizes({2000, 0, 40}), {.sharding = {.bucket_bytes = 1}},
+                             Watched<HostThreads>(std::move(comm), log), 1.0);
     log->calls.clear();
     engine.step();
     // Buckets of 512: four, the last of which is shorter and comes first.
-    std::vector<std::int64_t> seen{log->count("reduce_scatter"), log->count("all_gather"), log->count("all_reduce"), log->count("exchange"), log->count("broadcast"),
-                                   static_cast<std::int64_t>(log->calls.size()), log->calls[0].elements, log->calls[1].elements};
+    std::vector<std::int64_t> seen{log->count("reduce_scatter"), log->count("all_gather"),
+                                   log->count("all_reduce"),     log->count("exchange"),
+                                   log->count("broadcast"),      static_cast<std::int64_t>(log->calls.size()),
+                                   log->calls[0].elements,       log->calls[1].elements};
     return seen;
   });
   for (const auto& seen : calls) CHECK(seen == std::vector<std::int64_t>{4, 4, 1, 0, 0, 9, 504, 512});

@@ -26,11 +26,14 @@ std::vector<std::int64_t> borders_of(int world) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("reduce_scatter sums each block onto its rank and leaves the others' alone", "[collectives][host]", float, so::bf16, so::fp16) {
+TEMPLATE_TEST_CASE("reduce_scatter sums each block onto its rank and leaves the others' alone",
+                   "[collectives][host]", float, so::bf16, so::fp16) {
   const int world = GENERATE(1, 2, 3, 5, 8);
   const auto borders = borders_of(world);
   const auto size = static_cast<std::size_t>(borders.back());
-  const auto element = [](int rank, std::size_t i) { return rounded<TestType>(static_cast<double>(rank + 1) * static_cast<double>(i % 7)); };
+  const auto element = [](int rank, std::size_t i) {
+    return rounded<TestType>(static_cast<double>(rank + 1) * static_cast<double>(i % 7));
+  };
   const auto wrong = on_ranks(world, [&](HostThreads comm) {
     const int rank = comm.rank();
     std::vector<TestType> data;
@@ -40,7 +43,8 @@ TEMPLATE_TEST_CASE("reduce_scatter sums each block onto its rank and leaves the 
     const so::Range own = so::BlockLayout{borders}.block(rank);
     for (std::size_t i = 0; i < size; ++i) {
       const double sum = static_cast<double>(world * (world + 1) / 2) * static_cast<double>(i % 7);
-      const TestType expected = own.contains(static_cast<std::int64_t>(i)) ? rounded<TestType>(sum) : element(rank, i);
+      const TestType expected =
+          own.contains(static_cast<std::int64_t>(i)) ? rounded<TestType>(sum) : element(rank, i);
       count += bits_of(data[i]) != bits_of(expected) ? 1 : 0;
     }
     return count;
@@ -54,7 +58,8 @@ TEST_CASE("all_gather brings every rank's block to every rank", "[collectives][h
   const auto gathered = on_ranks(world, [&](HostThreads comm) {
     const so::Range own = so::BlockLayout{borders}.block(comm.rank());
     std::vector<float> data(static_cast<std::size_t>(borders.back()), -1.0f);
-    for (std::int64_t i = own.begin; i < own.end; ++i) data[static_cast<std::size_t>(i)] = static_cast<float>(i);
+    for (std::int64_t i = own.begin; i < own.end; ++i)
+      data[static_cast<std::size_t>(i)] = static_cast<float>(i);
     comm.all_gather(data.data(), {borders}, so::Dtype::fp32);
     return data;
   });
@@ -63,7 +68,8 @@ TEST_CASE("all_gather brings every rank's block to every rank", "[collectives][h
   }
 }
 
-TEST_CASE("all_reduce wraps around 2^64, broadcast copies the root's, exchange brings all to all", "[collectives][host]") {
+TEST_CASE("all_reduce wraps around 2^64, broadcast copies the root's, exchange brings all to all",
+          "[collectives][host]") {
   const auto seen = on_ranks(3, [](HostThreads comm) {
     const int rank = comm.rank();
     std::vector<std::int64_t> words{rank, -rank, rank == 0 ? INT64_MAX : 1, 0};
@@ -77,7 +83,8 @@ TEST_CASE("all_reduce wraps around 2^64, broadcast copies the root's, exchange b
     words.insert(words.end(), all.begin(), all.end());
     return words;
   });
-  for (const auto& words : seen) CHECK(words == std::vector<std::int64_t>{3, -3, INT64_MIN + 1, 0, 200, 7, 8, 9});
+  for (const auto& words : seen)
+    CHECK(words == std::vector<std::int64_t>{3, -3, INT64_MIN + 1, 0, 200, 7, 8, 9});
 }
 
 TEST_CASE("Threads knows only ordered reductions, and says so", "[collectives][host]") {
@@ -92,7 +99,8 @@ TEST_CASE("A world needs at least one rank", "[collectives][host]") {
   CHECK_THROWS_AS(HostThreads::run(-1, [](HostThreads) {}), std::invalid_argument);
 }
 
-TEST_CASE("run() rethrows what the rank threw that failed first, not what followed from it", "[collectives][host]") {
+TEST_CASE("run() rethrows what the rank threw that failed first, not what followed from it",
+          "[collectives][host]") {
   struct Own {};
   CHECK_THROWS_AS(HostThreads::run(4,
                                    [](HostThreads comm) {
@@ -126,13 +134,17 @@ TEST_CASE("abort() gives every other rank an error with the message, from then o
     comm.barrier();
   });
   CHECK(messages[1] == "");
-  for (const std::size_t rank : {0U, 2U}) CHECK(messages[rank].find("rank 1 failed: disk full") != std::string::npos);
+  for (const std::size_t rank : {0U, 2U})
+    CHECK(messages[rank].find("rank 1 failed: disk full") != std::string::npos);
 }
 
-TEST_CASE("A collective that is destroyed while others wait for it is an error for them", "[collectives][host]") {
+TEST_CASE("A collective that is destroyed while others wait for it is an error for them",
+          "[collectives][host]") {
   auto comms = HostThreads::make(2);
   std::string message;
-  std::thread waiter([&, comm = std::move(comms[0])]() mutable { message = message_of<so::CollectiveError>([&] { comm.barrier(); }); });
+  std::thread waiter([&, comm = std::move(comms[0])]() mutable {
+    message = message_of<so::CollectiveError>([&] { comm.barrier(); });
+  });
   { const HostThreads leaves = std::move(comms[1]); }
   waiter.join();
   CHECK(message.find("rank 1 has left") != std::string::npos);

@@ -24,7 +24,8 @@ TEST_CASE("The first line that differs is found wherever it stands", "[zero][law
     const auto messages = messages_of_ranks<so::CollectiveError>(3, [&](HostThreads comm) {
       so::detail::Setup setup;
       const bool odd = comm.rank() == 2;
-      for (int k = 0; k < lines; ++k) setup.add("line " + std::to_string(k) + (odd && k >= odd_line ? " is odd" : ""));
+      for (int k = 0; k < lines; ++k)
+        setup.add("line " + std::to_string(k) + (odd && k >= odd_line ? " is odd" : ""));
       std::vector<std::byte> scratch(3 * so::detail::handshake_bytes);
       setup.require_agreement(comm, scratch.data());
     });
@@ -34,7 +35,8 @@ TEST_CASE("The first line that differs is found wherever it stands", "[zero][law
   }
 }
 
-TEST_CASE("A line that is too long for one message still shows the difference at its end", "[zero][law6][host]") {
+TEST_CASE("A line that is too long for one message still shows the difference at its end",
+          "[zero][law6][host]") {
   const auto messages = messages_of_ranks<so::CollectiveError>(2, [](HostThreads comm) {
     so::detail::Setup setup;
     setup.add(std::string(1000, 'x') + (comm.rank() == 0 ? "first" : "second"));

@@ -22,7 +22,10 @@ using Bf16Fp32 = so::Mixed<so::bf16, float, float>;
 /// A large model: a hundred tensors of equal size.
 so::ParameterTable model(std::int64_t parameters) {
   so::ParameterTable table;
-  for (std::int64_t k = 0; k < 100; ++k) table.add({.name = "w" + std::to_string(k), .shape = {parameters / 100}, .offset = k * (parameters / 100)});
+  for (std::int64_t k = 0; k < 100; ++k)
+    table.add({.name = std::string("w").append(std::to_string(k)),
+               .shape = {parameters / 100},
+               .offset = k * (parameters / 100)});
   return table;
 }
 
@@ -38,20 +41,24 @@ constexpr double giga = 1e9;
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("16 GB of Adam's states become 2 GB a rank at 8 ranks", "[zero][law10][host]", so::FlatSharding, so::PerParameterSharding) {
+TEMPLATE_TEST_CASE("16 GB of Adam's states become 2 GB a rank at 8 ranks", "[zero][law10][host]",
+                   so::FlatSharding, so::PerParameterSharding) {
   using Optimizer = ThreadsOptimizer<so::AdamW, so::FullPrecision, TestType>;
   std::int64_t sum = 0;
   for (int rank = 0; rank < 8; ++rank) {
     const auto mine = plan<Optimizer>(2000000000, rank, 8);
     CHECK(mine.unsharded_state_bytes == 16000000000);
     CHECK(static_cast<double>(mine.state_bytes) / giga == Approx(2).epsilon(1e-4));
-    CHECK(static_cast<double>(mine.device_bytes) / giga < 2.2);  // and the map of tiles, 16 bytes a thousand elements
+    CHECK(static_cast<double>(mine.device_bytes) / giga <
+          2.2);  // and the map of tiles, 16 bytes a thousand elements
     sum += mine.state_bytes;
   }
   CHECK(sum == 16000000000);
 }
 
-TEST_CASE("7.5 thousand million parameters in 16 bits with fp32 masters on 64 ranks take 31.4 GB instead of 120 GB", "[zero][law10][host]") {
+TEST_CASE(
+    "7.5 thousand million parameters in 16 bits with fp32 masters on 64 ranks take 31.4 GB instead of 120 GB",
+    "[zero][law10][host]") {
   const auto mine = plan<ThreadsOptimizer<so::Adam, Bf16>>(7500000000, GENERATE(0, 63), 64);
   CHECK(static_cast<double>(mine.model_bytes()) / giga == Approx(31.4).epsilon(1e-3));
   CHECK(static_cast<double>(mine.unsharded_model_bytes()) / giga == Approx(120).epsilon(1e-9));
@@ -60,7 +67,9 @@ TEST_CASE("7.5 thousand million parameters in 16 bits with fp32 masters on 64 ra
 TEST_CASE("Bytes a parameter are those of the memory table", "[zero][law10][host]") {
   const int world = GENERATE(1, 2, 8);
   constexpr std::int64_t parameters = 100 * 256 * 8;
-  const auto each = [&](const so::MemoryPlan& mine) { return static_cast<double>(mine.model_bytes()) / static_cast<double>(parameters); };
+  const auto each = [&](const so::MemoryPlan& mine) {
+    return static_cast<double>(mine.model_bytes()) / static_cast<double>(parameters);
+  };
   CHECK(each(plan<ThreadsOptimizer<so::Adam>>(parameters, 0, world)) == 4 + 4 + 8.0 / world);
   CHECK(each(plan<ThreadsOptimizer<so::Adam, Bf16>>(parameters, 0, world)) == 2 + 2 + 12.0 / world);
   CHECK(each(plan<ThreadsOptimizer<so::Adam, Bf16Fp32>>(parameters, 0, world)) == 2 + 4 + 12.0 / world);
@@ -73,7 +82,9 @@ TEST_CASE("SGD's momentum is planned if any group has it", "[zero][host]") {
   using Optimizer = ThreadsOptimizer<so::SGD>;
   const auto table = packed_table({{"a", {1000}, "x"}, {"b", {1000}, "y"}});
   const auto bytes = [&](double x, double y) {
-    return Optimizer::plan(table, {.groups = {{"x", {.momentum = x}}, {"y", {.momentum = y}}}}, {.rank = 0, .world = 1}).state_bytes;
+    return Optimizer::plan(table, {.groups = {{"x", {.momentum = x}}, {"y", {.momentum = y}}}},
+                           {.rank = 0, .world = 1})
+        .state_bytes;
   };
   CHECK(bytes(0, 0) == 0);
   CHECK(bytes(0, 0.9) == 8000);
@@ -81,7 +92,8 @@ TEST_CASE("SGD's momentum is planned if any group has it", "[zero][host]") {
 }
 
 TEST_CASE("Frozen parameters and aliases take no state and are not counted", "[zero][host]") {
-  const auto table = packed_table({{"a", {6}}, {"frozen", {400}, "default", true}, {"tied", {6}, "default", false, "a"}, {"b", {3}}});
+  const auto table = packed_table(
+      {{"a", {6}}, {"frozen", {400}, "default", true}, {"tied", {6}, "default", false, "a"}, {"b", {3}}});
   const auto mine = ThreadsOptimizer<so::Adam, Bf16>::plan(table, {}, {.rank = 0, .world = 1});
   CHECK(mine.parameters == 9);
   CHECK(mine.owned_parameters == 9);
@@ -90,7 +102,8 @@ TEST_CASE("Frozen parameters and aliases take no state and are not counted", "[z
   CHECK(mine.parameter_bytes == 18);
 }
 
-TEST_CASE("State buffers lie in the arena one behind the other, aligned, or outside where they are adopted", "[zero][host]") {
+TEST_CASE("State buffers lie in the arena one behind the other, aligned, or outside where they are adopted",
+          "[zero][host]") {
   const auto table = table_of_sizes({1000});
   using Optimizer = ThreadsOptimizer<so::Adam, Bf16>;
   const auto mine = Optimizer::plan(table, {}, {.rank = 0, .world = 1});
@@ -112,7 +125,8 @@ TEST_CASE("State buffers lie in the arena one behind the other, aligned, or outs
   CHECK(adopted.state_bytes == mine.state_bytes);
 }
 
-TEST_CASE("A staging bucket is planned only where buckets are scattered, as wide as the wider type", "[zero][host]") {
+TEST_CASE("A staging bucket is planned only where buckets are scattered, as wide as the wider type",
+          "[zero][host]") {
   using Optimizer = ThreadsOptimizer<so::Adam, Bf16Fp32>;
   so::ParameterTable scattered;
   scattered.add({.name = "a", .shape = {600}, .offset = 0});
@@ -120,14 +134,17 @@ TEST_CASE("A staging bucket is planned only where buckets are scattered, as wide
   CHECK(Optimizer::plan(table_of_sizes({600, 400}), {}, {.rank = 0, .world = 2}).staging_bytes == 0);
   CHECK(Optimizer::plan(scattered, {}, {.rank = 0, .world = 2}).staging_bytes == 4000);
   // Buckets of 512: 0-512 lies in one piece, 512-1000 does not.
-  CHECK(Optimizer::plan(scattered, {.sharding = {.bucket_bytes = 1}}, {.rank = 0, .world = 2}).staging_bytes == 4 * 488);
+  CHECK(
+      Optimizer::plan(scattered, {.sharding = {.bucket_bytes = 1}}, {.rank = 0, .world = 2}).staging_bytes ==
+      4 * 488);
 }
 
 TEST_CASE("A rank that does not exist is refused", "[zero][law9][host]") {
   const auto table = table_of_sizes({10});
   using Optimizer = ThreadsOptimizer<so::Adam>;
   for (const auto& [rank, world] : {std::pair(-1, 4), std::pair(4, 4), std::pair(0, 0), std::pair(0, -2)}) {
-    const auto message = message_of<std::invalid_argument>([&, r = rank, w = world] { static_cast<void>(Optimizer::plan(table, {}, {.rank = r, .world = w})); });
+    const auto message = message_of<std::invalid_argument>(
+        [&, r = rank, w = world] { static_cast<void>(Optimizer::plan(table, {}, {.rank = r, .world = w})); });
     CHECK(message.find("rank " + std::to_string(rank)) != std::string::npos);
   }
 }

@@ -16,7 +16,9 @@ using so::detail::ShardLayout;
 
 namespace {
 
-ShardLayout layout_of(const so::ParameterTable& table, const auto& policy, int rank, int world) { return {table, {"default"}, policy, rank, world, 4}; }
+ShardLayout layout_of(const so::ParameterTable& table, const auto& policy, int rank, int world) {
+  return {table, {"default"}, policy, rank, world, 4};
+}
 
 }  // namespace
 
@@ -59,7 +61,8 @@ TEST_CASE("The buckets of a run of elements are those that hold one of them", "[
   CHECK(layout.buckets_of({5, 5}).empty());
 }
 
-TEST_CASE("A bucket is communicated in place only where its block order is the order in memory", "[zero][host]") {
+TEST_CASE("A bucket is communicated in place only where its block order is the order in memory",
+          "[zero][host]") {
   so::ParameterTable reversed;
   reversed.add({.name = "a", .shape = {100}, .offset = 100});
   reversed.add({.name = "b", .shape = {100}, .offset = 0});
@@ -70,7 +73,9 @@ TEST_CASE("A bucket is communicated in place only where its block order is the o
   frozen_between.add({.name = "a", .shape = {100}, .offset = 0});
   frozen_between.add({.name = "f", .shape = {3}, .offset = 100, .frozen = true});
   frozen_between.add({.name = "b", .shape = {100}, .offset = 103});
-  const auto in_place = [](const so::ParameterTable& table, const auto& policy) { return layout_of(table, policy, 0, 2).buckets().at(0).in_place; };
+  const auto in_place = [](const so::ParameterTable& table, const auto& policy) {
+    return layout_of(table, policy, 0, 2).buckets().at(0).in_place;
+  };
   CHECK(in_place(table_of_sizes({100, 100}), so::FlatSharding{}));
   CHECK(in_place(table_of_sizes({100, 0, 100}), so::FlatSharding{}));
   CHECK_FALSE(in_place(reversed, so::FlatSharding{}));
@@ -89,7 +94,8 @@ TEST_CASE("Tiles are cut at multiples of 2048 of the flat index", "[zero][host]"
   CHECK(tiles_in(so::Range{2048, 4096}) == 1);
   std::vector<float> memory(5000);
   std::vector<so::Tile> tiles;
-  so::detail::append_tiles(Segment{.flat = {2000, 4500}, .owner = 0, .entry = 0, .group = 3, .block = 0}, memory.data(), memory.data() + 100, 70, tiles);
+  so::detail::append_tiles(Segment{.flat = {2000, 4500}, .owner = 0, .entry = 0, .group = 3, .block = 0},
+                           memory.data(), memory.data() + 100, 70, tiles);
   REQUIRE(tiles.size() == 3);
   CHECK(tiles[0].count == 48);
   CHECK(tiles[0].phase == 2000 % 256);

@@ -25,7 +25,11 @@ const Sgd::Config plain_sgd{.groups = {{"default", {.lr = 1}}}};
 
 TEST_CASE("The parts that ranks own cover every trainable element once", "[zero][host]") {
   const int world = GENERATE(1, 2, 3, 8);
-  const auto table = packed_table({{"a", {700}}, {"frozen", {9}, "default", true}, {"b", {0}}, {"tied", {700}, "default", false, "a"}, {"c", {1, 555}}});
+  const auto table = packed_table({{"a", {700}},
+                                   {"frozen", {9}, "default", true},
+                                   {"b", {0}},
+                                   {"tied", {700}, "default", false, "a"},
+                                   {"c", {1, 555}}});
   const auto parts = on_ranks(world, [&](HostThreads comm) {
     Engine<ThreadsOptimizer<so::AdamW>> engine(table, {.sharding = {.bucket_bytes = 1}}, std::move(comm));
     std::vector<std::pair<std::string, so::Range>> mine;
@@ -37,7 +41,8 @@ TEST_CASE("The parts that ranks own cover every trainable element once", "[zero]
   for (const auto& mine : parts) {
     for (const auto& [name, range] : mine) {
       REQUIRE((name == "a" || name == "c"));
-      for (std::int64_t i = range.begin; i < range.end; ++i) ++(name == "a" ? a : c).at(static_cast<std::size_t>(i));
+      for (std::int64_t i = range.begin; i < range.end; ++i)
+        ++(name == "a" ? a : c).at(static_cast<std::size_t>(i));
     }
   }
   CHECK(a == std::vector<int>(700, 1));
@@ -70,7 +75,8 @@ TEST_CASE("A negative gradient scale climbs, and the norm stays a norm", "[zero]
 
 TEST_CASE("set_rule takes effect in the next step, and rule() tells it", "[zero][host]") {
   const auto values = on_ranks(2, [](HostThreads comm) {
-    Engine<Sgd> engine(packed_table({{"a", {300}, "x"}, {"b", {300}, "y"}}), {.groups = {{"x", {.lr = 1}}, {"y", {.lr = 2}}}}, std::move(comm));
+    Engine<Sgd> engine(packed_table({{"a", {300}, "x"}, {"b", {300}, "y"}}),
+                       {.groups = {{"x", {.lr = 1}}, {"y", {.lr = 2}}}}, std::move(comm));
     std::vector<double> seen;
     for (const double lr : {1.0, 0.5, 0.25}) {
       engine.optimizer.set_rule("x", {.lr = lr}, {});
@@ -86,7 +92,8 @@ TEST_CASE("set_rule takes effect in the next step, and rule() tells it", "[zero]
   for (const auto& rank : values) CHECK(rank == std::vector<double>{-1, 1, -1.5, 0.5, -1.75, 0.25, -6, 2});
 }
 
-TEST_CASE("Tied weights are one parameter: updated once, counted once in the norm, announced by either name", "[zero][host]") {
+TEST_CASE("Tied weights are one parameter: updated once, counted once in the norm, announced by either name",
+          "[zero][host]") {
   const auto table = packed_table({{"emb", {6}}, {"head", {6}, "default", false, "emb"}, {"b", {3}}});
   const auto values = on_ranks(2, [&](HostThreads comm) {
     Engine<Sgd> engine(table, plain_sgd, std::move(comm));
@@ -107,10 +114,13 @@ TEST_CASE("Tied weights are one parameter: updated once, counted once in the nor
   }
 }
 
-TEST_CASE("Buckets are reduced from the last to the first, whatever order gradients come in", "[zero][host]") {
+TEST_CASE("Buckets are reduced from the last to the first, whatever order gradients come in",
+          "[zero][host]") {
   class Order : public so::Observer {
    public:
-    void bucket_reduced(std::int64_t bucket, std::int64_t bytes) override { seen.push_back(100 * bytes + bucket); }
+    void bucket_reduced(std::int64_t bucket, std::int64_t bytes) override {
+      seen.push_back(100 * bytes + bucket);
+    }
     std::vector<std::int64_t> seen;
   };
   const auto orders = on_ranks(2, [](HostThreads comm) {
@@ -141,7 +151,8 @@ TEST_CASE("Adopted state buffers are zeroed, or go on as they stand", "[zero][ho
     std::vector<float> gradients(8, 1.0f);
     so::StateBuffers states{{"momentum_buffer", momentum.data()}, {"master", master.data()}};
     states.initialize = initialize;
-    Optimizer optimizer(table, {.groups = {{"default", {.lr = 0.5, .momentum = 0.5}}}}, std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()}, states, {});
+    Optimizer optimizer(table, {.groups = {{"default", {.lr = 0.5, .momentum = 0.5}}}}, std::move(comm),
+                        so::FlatBuffers{parameters.data(), gradients.data()}, states, {});
     CHECK(optimizer.state("momentum_buffer").data() == momentum.data());
     std::vector<float> result{momentum[3], master[3]};
     optimizer.step({}, {});
@@ -150,7 +161,8 @@ TEST_CASE("Adopted state buffers are zeroed, or go on as they stand", "[zero][ho
     return result;
   });
   // In the first update the buffer is set to the gradient, whatever it held.
-  CHECK(seen[0] == (initialize ? std::vector<float>{0, 1, 0.5f, 0.5f} : std::vector<float>{2, 5, 4.5f, 4.5f}));
+  CHECK(seen[0] ==
+        (initialize ? std::vector<float>{0, 1, 0.5f, 0.5f} : std::vector<float>{2, 5, 4.5f, 4.5f}));
 }
 
 TEST_CASE("The engine's scalars ride along, and their sums over ranks are exact", "[zero][host]") {
@@ -163,10 +175,12 @@ TEST_CASE("The engine's scalars ride along, and their sums over ranks are exact"
     const float bad = rank == world - 1 ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
     const auto with = engine.step({.scalars = {&loss, &count, &bad}});
     const auto without = engine.step();
-    return std::vector<double>{with.scalars[0], with.scalars[1], std::isnan(with.scalars[2]) ? 1.0 : 0.0, with.skipped ? 1.0 : 0.0, without.scalars[1]};
+    return std::vector<double>{with.scalars[0], with.scalars[1], std::isnan(with.scalars[2]) ? 1.0 : 0.0,
+                               with.skipped ? 1.0 : 0.0, without.scalars[1]};
   });
   const double loss = world == 1 ? static_cast<double>(1e30f) : (world - 2) * 0x1p-40;
-  for (const auto& rank : results) CHECK(rank == std::vector<double>{loss, world * (world + 1) / 2.0, 1, 0, 0});
+  for (const auto& rank : results)
+    CHECK(rank == std::vector<double>{loss, world * (world + 1) / 2.0, 1, 0, 0});
 }
 
 TEST_CASE("Counters are read from the device, after skipped, discarded and applied steps", "[zero][host]") {
@@ -180,12 +194,14 @@ TEST_CASE("Counters are read from the device, after skipped, discarded and appli
     engine.optimizer.discard({});
     const auto last = engine.optimizer.last_result({}).get();
     const so::StepCounters counters = engine.optimizer.counters({});
-    return std::vector<std::int64_t>{counters.iteration, counters.updates, last.iteration, last.updates, last.skipped ? 1 : 0};
+    return std::vector<std::int64_t>{counters.iteration, counters.updates, last.iteration, last.updates,
+                                     last.skipped ? 1 : 0};
   });
   for (const auto& rank : seen) CHECK(rank == std::vector<std::int64_t>{3, 1, 3, 1, 1});
 }
 
-TEST_CASE("A rank that is refused at the start is an error for the others, not a hang", "[zero][law9][host]") {
+TEST_CASE("A rank that is refused at the start is an error for the others, not a hang",
+          "[zero][law9][host]") {
   const auto messages = messages_of_ranks(3, [](HostThreads comm) {
     Sgd::Config config = plain_sgd;
     if (comm.rank() == 1) config.max_norm = -1;
@@ -198,7 +214,8 @@ TEST_CASE("A rank that is refused at the start is an error for the others, not a
 TEST_CASE("Two optimizers on one communicator keep their calls in program order", "[zero][host]") {
   const auto values = on_ranks(3, [](HostThreads comm) {
     Engine<Sgd> first(table_of_sizes({600}), plain_sgd, comm.borrow());
-    Engine<ThreadsOptimizer<so::AdamW>> second(table_of_sizes({70}), {.groups = {{"default", {.lr = 0.5, .weight_decay = 0}}}}, std::move(comm));
+    Engine<ThreadsOptimizer<so::AdamW>> second(
+        table_of_sizes({70}), {.groups = {{"default", {.lr = 0.5, .weight_decay = 0}}}}, std::move(comm));
     first.fill_gradients(1);
     second.fill_gradients(1);
     const auto ticket = first.optimizer.step({.gradient_scale = 0.5f}, {});
