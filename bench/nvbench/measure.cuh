@@ -18,7 +18,8 @@ void measure(nvbench::state& state, std::int64_t elements, Workload&& workload, 
   state.add_element_count(static_cast<std::size_t>(elements));
   state.add_global_memory_reads(static_cast<std::size_t>(bytes.read));
   state.add_global_memory_writes(static_cast<std::size_t>(bytes.written));
-  workload.launch(state.get_cuda_stream());  // loads kernels, which waits for the device: not while nvbench blocks the stream
+  // The first launch loads kernels, which may wait for the device: not while nvbench blocks the stream.
+  workload.launch(state.get_cuda_stream());
   so::throw_if_failed(cudaStreamSynchronize(state.get_cuda_stream()), "cudaStreamSynchronize");
   state.exec(tag, [&](nvbench::launch& launch) { workload.launch(launch.get_stream()); });
 }
