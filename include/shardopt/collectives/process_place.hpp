@@ -50,7 +50,7 @@ struct LauncherNames {
   if (error != std::errc{} || end != text.data() + text.size() || value < lowest || value > highest) {
     throw std::invalid_argument(std::string("shardopt: the environment's ") + name +
                                 " must be a number from " + std::to_string(lowest) + " to " +
-                                std::to_string(highest) + ", not " + quoted(text));
+                                std::to_string(highest) + ", not " + in_quotes(text));
   }
   return value;
 }

@@ -22,7 +22,7 @@ inline void require_device(int ordinal) {
   throw std::invalid_argument(
       "shardopt: device " + std::to_string(ordinal) + " does not exist: this process sees " +
       (count == 1 ? "one device, 0" : std::to_string(count) + " devices, 0 to " + std::to_string(count - 1)) +
-      " (CUDA_VISIBLE_DEVICES is " + (visible != nullptr ? quoted(visible) : "not set") + ")");
+      " (CUDA_VISIBLE_DEVICES is " + (visible != nullptr ? in_quotes(visible) : "not set") + ")");
 }
 
 /// "device 0 (NVIDIA H100, PCI 0000:1B:00.0)", for messages: as much of it as CUDA tells.

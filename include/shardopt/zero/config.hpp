@@ -68,7 +68,7 @@ struct OptimizerConfig {
     for (std::size_t k = 0; k < groups.size(); ++k) {
       for (std::size_t j = 0; j < k; ++j) {
         if (groups[j].name == groups[k].name)
-          refuse("groups names " + detail::quoted(groups[k].name) + " twice");
+          refuse("groups names " + detail::in_quotes(groups[k].name) + " twice");
       }
       validate_rule(groups[k].rule, groups[k].name);
     }
@@ -87,7 +87,7 @@ struct OptimizerConfig {
       try {
         rule.validate();
       } catch (const std::invalid_argument& error) {
-        throw std::invalid_argument(std::string(error.what()) + " (group " + detail::quoted(group) + ")");
+        throw std::invalid_argument(std::string(error.what()) + " (group " + detail::in_quotes(group) + ")");
       }
     }
   }

@@ -289,7 +289,7 @@ class ZeroOptimizer {
     const std::size_t index = group_index(group);
     Config::validate_rule(rule, config_.groups[index].name);
     if (!prepared_.stateful && !stateless(rule)) {
-      throw std::invalid_argument("shardopt: group " + detail::quoted(group) +
+      throw std::invalid_argument("shardopt: group " + detail::in_quotes(group) +
                                   " was set up without state; these hyper-parameters need it");
     }
     config_.groups[index].rule = rule;
@@ -378,7 +378,7 @@ class ZeroOptimizer {
       if (table_.entries()[entry].frozen) continue;
       if (announced_[entry] || std::find(entries.begin(), entries.end(), entry) != entries.end()) {
         throw std::invalid_argument(
-            "shardopt: the gradient of parameter " + detail::quoted(table_.entries()[entry].name) +
+            "shardopt: the gradient of parameter " + detail::in_quotes(table_.entries()[entry].name) +
             " was announced twice in one step; announce in the last micro-batch only, tied weights once");
       }
       entries.push_back(entry);
@@ -390,7 +390,7 @@ class ZeroOptimizer {
     for (std::size_t k = 0; k < config_.groups.size(); ++k) {
       if (config_.groups[k].name == group) return k;
     }
-    throw std::invalid_argument("shardopt: no group is named " + detail::quoted(group));
+    throw std::invalid_argument("shardopt: no group is named " + detail::in_quotes(group));
   }
 
   [[nodiscard]] detail::StepInputs inputs(const StepOptions& options, Stream stream) const {
