@@ -7,6 +7,7 @@
 #include <shardopt/zero/handshake.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,23 +35,30 @@ template <class Param, class Grad, class Device>
   return result;
 }
 
-/// Collective. @throws CollectiveError on every rank, naming the first parameter that differs, if any does
+/// Collective; waits. The first parameter that is not the same bits on all ranks, frozen ones included, or
+/// nothing.
 template <Collective Comm, class Param, class Grad>
-void require_equal_parameters(Comm& comm, const ParameterTable& table,
-                              const EngineBuffers<Param, Grad>& buffers, void* scratch) {
+[[nodiscard]] std::optional<std::string> differing_parameter(Comm& comm, const ParameterTable& table,
+                                                             const EngineBuffers<Param, Grad>& buffers,
+                                                             void* scratch) {
   const auto differ = [&](Range entries) {
     const std::uint64_t mine = digest_of_parameters(
         table, buffers, entries, static_cast<std::uint64_t*>(scratch), comm.device(), comm.stream());
     return !all_equal(exchange_all(comm, mine, scratch));
   };
   const auto count = static_cast<std::int64_t>(table.size());
-  if (!differ({0, count})) return;
+  if (!differ({0, count})) return std::nullopt;
   for (std::int64_t k = 0; k < count; ++k) {
-    if (!differ({k, k + 1})) continue;
-    throw CollectiveError("shardopt: ranks hold different values of parameter " +
-                          detail::in_quotes(table.entries()[static_cast<std::size_t>(k)].name) +
-                          "; start with equal ones, or set config.initial_parameters to broadcast");
+    if (differ({k, k + 1})) return table.entries()[static_cast<std::size_t>(k)].name;
   }
+  return std::nullopt;
+}
+
+/// @throws CollectiveError naming the parameter, if one differs
+inline void require_equal(const std::optional<std::string>& differing) {
+  if (!differing) return;
+  throw CollectiveError("shardopt: ranks hold different values of parameter " + in_quotes(*differing) +
+                        "; start with equal ones, or set config.initial_parameters to broadcast");
 }
 
 /// Collective: every rank's parameters, frozen ones too, become rank 0's.

@@ -330,10 +330,10 @@ class ZeroOptimizer {
   /// @throws CollectiveError on every rank, naming the first parameter that differs
   void verify_parameters() {
     latch_.require_working();
-    guarded("verify_parameters", [&] {
+    detail::require_equal(guarded("verify_parameters", [&] {
       wait_parameters(comm_.stream());
-      detail::require_equal_parameters(comm_, table_, buffers_, state_->scratch());
-    });
+      return detail::differing_parameter(comm_, table_, buffers_, state_->scratch());
+    }));
   }
 
  private:
@@ -353,7 +353,7 @@ class ZeroOptimizer {
     if (config_.initial_parameters == InitialParameters::broadcast)
       detail::broadcast_parameters(comm_, table_, buffers_);
     if (config_.initial_parameters == InitialParameters::verify) {
-      detail::require_equal_parameters(comm_, table_, buffers_, state_->scratch());
+      detail::require_equal(detail::differing_parameter(comm_, table_, buffers_, state_->scratch()));
     }
     state_->upload(prepared_.layout, buffers_, config_, device, comm_.stream());
     if (initialize) state_->initialize_buffers(device, comm_.stream());
