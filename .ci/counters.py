@@ -4,7 +4,8 @@
 import json
 import sys
 
-KERNEL = ("launches", "threads", "load_bytes", "store_bytes", "unique_load_bytes", "unique_store_bytes", "atomics")
+KERNEL = ("launches", "threads", "load_bytes", "store_bytes", "unique_load_bytes", "unique_store_bytes", "load_sectors",
+          "store_sectors", "atomics")
 
 
 def main(source: str, target: str) -> None:
@@ -20,6 +21,7 @@ def main(source: str, target: str) -> None:
                 total[key] += call.get(key, 0)
     counters = {
         "format": 1,
+        "elapsed_us": statistics["virtual_us"],
         "devices": [{"peak_bytes": d["peak_bytes"], "used_bytes": d["used_bytes"]} for d in statistics["devices"]],
         "kernels": {name: {key: kernel[key] for key in KERNEL} for name, kernel in statistics["kernels"].items()},
         "copies": statistics["copies"],

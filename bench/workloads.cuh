@@ -3,8 +3,12 @@
 
 #include <shardopt/cuda.cuh>
 
+#include <atomic>
+#include <barrier>
 #include <cstdint>
+#include <exception>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,6 +17,25 @@
 namespace bench {
 
 namespace so = shardopt;
+
+/// What a launch reads and writes, at least.
+struct Traffic {
+  std::int64_t read;
+  std::int64_t written;
+  [[nodiscard]] constexpr std::int64_t total() const noexcept { return read + written; }
+};
+
+/// Bytes of an update of some elements: gradient read, parameter written (and read where it is its own),
+/// master and states read and written.
+template <class Rule, class Precision>
+[[nodiscard]] constexpr Traffic update_traffic(std::int64_t elements, bool stateful = true) noexcept {
+  const std::int64_t param = sizeof(typename Precision::Param);
+  const std::int64_t grad = sizeof(typename Precision::Grad);
+  const std::int64_t master = Precision::has_master ? 4 : 0;
+  const std::int64_t states = stateful ? 4 * static_cast<std::int64_t>(so::state_count<Rule>) : 0;
+  return {elements * (grad + (Precision::has_master ? master : param) + states),
+          elements * (param + master + states)};
+}
 
 /// Device memory that frees itself; holds zeros.
 class Memory {
@@ -51,7 +74,7 @@ class Copy {
                                         cudaMemcpyDeviceToDevice, stream),
                         "cudaMemcpyAsync");
   }
-  [[nodiscard]] std::int64_t bytes_moved() const noexcept { return 2 * bytes_; }
+  [[nodiscard]] Traffic bytes() const noexcept { return {bytes_, bytes_}; }
 
  private:
   std::int64_t bytes_;
@@ -110,13 +133,8 @@ class Update {
     device_.update(arguments, stream);
   }
 
-  /// Gradient read, parameter written (and read where it is its own master), master and states read and
-  /// written.
-  [[nodiscard]] std::int64_t bytes_moved() const noexcept {
-    const std::int64_t param = sizeof(Param);
-    const std::int64_t grad = sizeof(Grad);
-    const auto states = static_cast<std::int64_t>(stateful_ ? so::state_count<Rule> : 0);
-    return elements_ * (grad + (Precision::has_master ? param + 8 : 2 * param) + 8 * states);
+  [[nodiscard]] Traffic bytes() const noexcept {
+    return update_traffic<Rule, Precision>(elements_, stateful_);
   }
 
  private:
@@ -149,8 +167,8 @@ class Norm {
     device_.add_squares<Grad>(tiles_.as<so::Tile>(), tile_count_, words,
                               words + so::exact_sum::Squares::limbs, stream);
   }
-  [[nodiscard]] std::int64_t bytes_moved() const noexcept {
-    return elements_ * static_cast<std::int64_t>(sizeof(Grad));
+  [[nodiscard]] Traffic bytes() const noexcept {
+    return {elements_ * static_cast<std::int64_t>(sizeof(Grad)), 0};
   }
 
  private:
@@ -161,6 +179,13 @@ class Norm {
   Memory words_;
   so::Cuda device_;
 };
+
+/// One parameter.
+[[nodiscard]] inline so::ParameterTable table(std::int64_t elements) {
+  so::ParameterTable table;
+  table.add({.name = "all", .shape = {elements}, .offset = 0});
+  return table;
+}
 
 /// A whole step at one rank: norm, decision, update.
 template <class Rule, class Precision>
@@ -185,24 +210,134 @@ class Step {
     optimizer_.wait_parameters(stream);
   }
   /// The update's, and the gradient once more for the norm.
-  [[nodiscard]] std::int64_t bytes_moved() const noexcept {
-    const std::int64_t grad = sizeof(Grad);
-    const std::int64_t param = sizeof(Param);
-    return elements_ * (2 * grad + (Precision::has_master ? param + 8 : 2 * param) +
-                        8 * static_cast<std::int64_t>(so::state_count<Rule>));
+  [[nodiscard]] Traffic bytes() const noexcept {
+    Traffic traffic = update_traffic<Rule, Precision>(elements_);
+    traffic.read += elements_ * static_cast<std::int64_t>(sizeof(Grad));
+    return traffic;
   }
 
  private:
-  static so::ParameterTable table(std::int64_t elements) {
-    so::ParameterTable table;
-    table.add({.name = "all", .shape = {elements}, .offset = 0});
-    return table;
-  }
-
   std::int64_t elements_;
   Memory parameters_;
   Memory gradients_;
   Optimizer optimizer_;
+};
+
+/// A CUDA stream that destroys itself.
+class Stream {
+ public:
+  Stream() {
+    so::throw_if_failed(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+  [[nodiscard]] cudaStream_t get() const noexcept { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// A whole step of several ranks, threads of this process on the current device: each with all parameters and
+/// gradients of its own, as on as many devices.
+template <class Rule, class Precision>
+class RanksStep {
+  using Param = typename Precision::Param;
+  using Grad = typename Precision::Grad;
+  using Optimizer = so::ZeroOptimizer<Rule, so::FlatSharding, so::Threads<so::Cuda>, Precision>;
+
+ public:
+  RanksStep(int world, std::int64_t elements, const Rule& rule)
+      : world_(world),
+        elements_(elements),
+        device_(so::Cuda::of(nullptr)),
+        begin_(device_.make_event()),
+        meeting_(world + 1) {
+    for (int rank = 0; rank < world; ++rank) ends_.push_back(device_.make_event());
+    team_ = std::thread([this, rule] { run_team(rule); });
+    meeting_.arrive_and_wait();  // set up
+    if (failure_) join_and_rethrow();
+  }
+  RanksStep(const RanksStep&) = delete;
+  RanksStep& operator=(const RanksStep&) = delete;
+  ~RanksStep() {
+    if (!team_.joinable()) return;
+    finished_ = true;
+    meeting_.arrive_and_wait();
+    team_.join();
+  }
+
+  /// Waits for the ranks' threads, not for the device. @throws what a rank threw
+  void launch(cudaStream_t stream) {
+    device_.record(begin_, stream);
+    meeting_.arrive_and_wait();  // begin
+    meeting_.arrive_and_wait();  // all is enqueued
+    if (failure_) join_and_rethrow();
+    for (const so::Cuda::Event& end : ends_) device_.wait(stream, end);
+  }
+
+  /// Of all ranks: a reduction that reads each gradient and writes each sum once, norm and update of all
+  /// shards, and a copy of each shard to each other rank.
+  [[nodiscard]] Traffic bytes() const noexcept {
+    const std::int64_t gradients = elements_ * static_cast<std::int64_t>(sizeof(Grad));
+    const std::int64_t gathered = (world_ - 1) * elements_ * static_cast<std::int64_t>(sizeof(Param));
+    const Traffic update = update_traffic<Rule, Precision>(elements_);
+    return {(world_ + 1) * gradients + update.read + gathered, gradients + update.written + gathered};
+  }
+
+ private:
+  void run_team(const Rule& rule) {
+    try {
+      so::throw_if_failed(cudaSetDevice(device_.ordinal()), "cudaSetDevice");
+      so::Threads<so::Cuda>::run(world_,
+                                 [&](so::Threads<so::Cuda> comm) { run_rank(std::move(comm), rule); });
+    } catch (...) {
+      // A rank that failed has left the meeting; the exception reaches launch() through failure_.
+    }
+  }
+
+  void run_rank(so::Threads<so::Cuda> comm, const Rule& rule) try {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    const Stream stream;
+    const Memory parameters(elements_ * static_cast<std::int64_t>(sizeof(Param)));
+    const Memory gradients(elements_ * static_cast<std::int64_t>(sizeof(Grad)));
+    Optimizer optimizer(table(elements_), {.groups = {{"default", rule}}, .max_norm = 1.0f}, std::move(comm),
+                        so::FlatBuffers{parameters.template as<Param>(), gradients.template as<Grad>()},
+                        stream.get());
+    meeting_.arrive_and_wait();
+    while (true) {
+      meeting_.arrive_and_wait();
+      if (finished_) return;
+      device_.wait(stream.get(), begin_);
+      static_cast<void>(optimizer.step({}, stream.get()));
+      optimizer.wait_parameters(stream.get());
+      device_.record(ends_[rank], stream.get());
+      meeting_.arrive_and_wait();
+    }
+  } catch (...) {
+    if (!failed_.exchange(true)) failure_ = std::current_exception();
+    meeting_.arrive_and_drop();
+    throw;
+  }
+
+  [[noreturn]] void join_and_rethrow() {
+    finished_ = true;
+    meeting_.arrive_and_drop();
+    team_.join();
+    std::rethrow_exception(failure_);
+  }
+
+  int world_;
+  std::int64_t elements_;
+  so::Cuda device_;
+  so::Cuda::Event begin_;
+  std::vector<so::Cuda::Event> ends_;
+  std::barrier<> meeting_;  ///< of the ranks and who launches
+  std::atomic<bool> failed_ = false;
+  std::exception_ptr failure_;  ///< written before the writer arrives
+  bool finished_ = false;       ///< written before the team goes on
+  std::thread team_;
 };
 
 }  // namespace bench

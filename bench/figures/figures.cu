@@ -2,7 +2,7 @@
 // figures [ELEMENTS]: how near to the device's own copy the kernels come, as JSON. Every figure is the median
 // of repeated runs, beside a copy measured in the same process.
 
-#include "../workloads.cuh"
+#include <bench/workloads.cuh>
 
 #include <algorithm>
 #include <cstdint>
@@ -73,7 +73,7 @@ class Clock {
 template <class Workload>
 Figure measure(Clock& clock, const std::string& name, std::int64_t elements, Workload&& workload) {
   const double seconds = clock.seconds(workload);
-  const auto bytes = static_cast<double>(workload.bytes_moved());
+  const auto bytes = static_cast<double>(workload.bytes().total());
   return {name, bytes / static_cast<double>(elements), bytes / seconds / 1e9};
 }
 

@@ -6,14 +6,16 @@
 #include <cstdio>
 #include <exception>
 #include <stdexcept>
+#include <string>
 
 namespace mlp {
 
 /// Prints one line on standard error.
+/// @param who  begins it where several processes may print, such as "rank 2: "
 /// @return the program's exit code: 2 for bad input, 1 for any other failure
-inline int report(const std::exception_ptr& failure) {
-  const auto say = [](const char* what, int code) {
-    std::fprintf(stderr, "mlp: %s\n", what);
+inline int report(const std::exception_ptr& failure, const std::string& who = {}) {
+  const auto say = [&](const char* what, int code) {
+    std::fprintf(stderr, "mlp: %s%s\n", who.c_str(), what);
     return code;
   };
   try {

@@ -61,6 +61,15 @@ __global__ void softmax_cross_entropy(float* product, const T* bias, const std::
   losses[row] = logf(sum) - right;
 }
 
+/// The sum of `count` losses, to twice a float's precision: `sum[0] + sum[1]`. One thread.
+__global__ inline void sum_losses(const float* losses, float* sum, int count) {
+  if (element() != 0) return;
+  double total = 0;
+  for (int at = 0; at < count; ++at) total += losses[at];
+  sum[0] = static_cast<float>(total);
+  sum[1] = static_cast<float>(total - sum[0]);
+}
+
 /// The largest of product + bias, one thread a sample.
 template <class T>
 __global__ void most_likely_class(const float* product, const T* bias, std::int32_t* classes_out, int classes,

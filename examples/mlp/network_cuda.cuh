@@ -6,6 +6,7 @@
 #include "digits.hpp"
 #include "kernels.cuh"
 #include "layout.hpp"
+#include "loss_sum.hpp"
 
 #include <shardopt/cuda.cuh>
 
@@ -38,6 +39,7 @@ class CudaNetwork {
         gradients_(layout.size()),
         order_(digits.train.labels.size()),
         losses_(digits.train.labels.size()),
+        loss_sum_(2),
         predictions_(digits.train.labels.size()) {
     samples_.emplace_back(digits.train, stream_.get());
     samples_.emplace_back(digits.test, stream_.get());
@@ -139,8 +141,11 @@ class CudaNetwork {
            predictions_.data() + block_.first, layout_[last].outputs, block_.count);
   }
 
-  /// The losses noted since use(), in its order, of other ranks' samples anything; waits for the stream.
-  [[nodiscard]] std::vector<float> losses() const { return losses_.download(count_, stream()); }
+  /// Sums the losses that loss() noted for a run of samples. @return where the sum will stand, in two parts
+  LossSum sum_losses(Block block) {
+    launch(kernels::sum_losses, 1, losses_.data() + block.first, loss_sum_.data(), block.count);
+    return {loss_sum_.data(), loss_sum_.data() + 1};
+  }
 
   /// The classes noted since use(), in its order; waits for the stream.
   [[nodiscard]] std::vector<std::int32_t> predictions() const {
@@ -196,6 +201,7 @@ class CudaNetwork {
   DeviceArray<float> product_;                   ///< what cuBLAS computed last
   DeviceArray<std::int32_t> order_;
   DeviceArray<float> losses_;
+  DeviceArray<float> loss_sum_;
   DeviceArray<std::int32_t> predictions_;
   const DeviceSamples* used_ = nullptr;
   std::size_t count_ = 0;  ///< samples in the order

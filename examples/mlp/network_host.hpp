@@ -4,6 +4,7 @@
 #include "block.hpp"
 #include "digits.hpp"
 #include "layout.hpp"
+#include "loss_sum.hpp"
 
 #include <shardopt/shardopt.hpp>
 
@@ -11,10 +12,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <numeric>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -148,8 +151,14 @@ class HostNetwork {
     }
   }
 
-  /// The losses noted since use(), in its order; samples of other ranks are 0.
-  [[nodiscard]] std::vector<float> losses() const { return losses_; }
+  /// Sums the losses that loss() noted for a run of samples. @return where the sum stands, in two parts
+  LossSum sum_losses(Block block) {
+    const auto first = losses_.begin() + block.first;
+    const double total = std::accumulate(first, first + block.count, 0.0);
+    loss_sum_[0] = static_cast<float>(total);
+    loss_sum_[1] = static_cast<float>(total - loss_sum_[0]);
+    return {&loss_sum_[0], &loss_sum_[1]};
+  }
 
   /// The classes noted since use(), in its order.
   [[nodiscard]] std::vector<std::int32_t> predictions() const { return predictions_; }
@@ -194,6 +203,7 @@ class HostNetwork {
   const Samples* samples_ = nullptr;
   std::vector<std::int32_t> order_;
   std::vector<float> losses_;
+  std::array<float, 2> loss_sum_ = {};
   std::vector<std::int32_t> predictions_;
   Block block_;
 };

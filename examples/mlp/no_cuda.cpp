@@ -10,6 +10,8 @@ int gpus() { return 0; }
 
 bool built_with_cuda() { return false; }
 
+void check_cuda(const Run&) { throw std::logic_error("built without CUDA"); }
+
 Result run_cuda(const Run&) { throw std::logic_error("built without CUDA"); }
 
 }  // namespace mlp

@@ -98,6 +98,12 @@ const std::vector<OptionSpec>& specs() {
       {"--ranks", "N",
        "data-parallel ranks: threads, or GPUs with one thread each (4, or as many GPUs as there are)",
        whole(&Options::ranks, "--ranks", 1, "a whole number of at least 1")},
+      {"--processes", "N",
+       "start N processes on this machine, one rank and GPU each (srun, mpirun, torchrun: leave it to them)",
+       whole(&Options::processes, "--processes", 1, "a whole number of at least 1")},
+      {"--deadline", "SECONDS",
+       "on GPUs: give up when no communication has finished for so long; 0: never (processes 600, else 0)",
+       real(&Options::deadline, "--deadline", 1e6, "a number from 0 to 1000000")},
       {"--layers", "W,W,…", "widths from the 64 pixels to the 10 classes (64,128,10)", read_layers},
       {"--epochs", "N", "passes over the training samples (15)",
        whole(&Options::epochs, "--epochs", 1, "a whole number of at least 1")},
@@ -232,7 +238,8 @@ std::string help_text() {
   }
   text
       << "\nThe last line of standard output is the accuracy on the test samples and a hash of all weights.\n"
-         "Exit code: 0 trained, 1 failed, 2 bad input.\n";
+         "Exit code: 0 trained, 1 failed, 2 bad input; with --processes 128 + N if signal N has killed a "
+         "process.\n";
   return text.str();
 }
 

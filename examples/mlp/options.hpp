@@ -25,7 +25,9 @@ enum class ReductionKind { automatic, native, ordered };
 /// The command line, checked as far as that needs no data and no device.
 struct Options {
   Backend backend = Backend::automatic;
-  int ranks = 0;  ///< 0: four, or as many as there are GPUs where those are fewer
+  int ranks = 0;      ///< 0: four, or as many as there are GPUs where those are fewer
+  int processes = 0;  ///< to start, one rank each; 0: ranks are threads, or the environment tells
+  std::optional<double> deadline;  ///< seconds; default: 600 where ranks are processes, else none
   std::vector<int> layers = {64, 128, 10};
   int epochs = 15;
   int batch = 64;  ///< samples of a step, over all ranks and micro-batches

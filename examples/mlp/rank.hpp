@@ -8,7 +8,6 @@
 #include "parameters.hpp"
 #include "report.hpp"
 #include "run.hpp"
-#include "team.hpp"
 #include "trainer.hpp"
 
 #include <shardopt/shardopt.hpp>
@@ -39,10 +38,11 @@ void check_settings(const Run& run, const Rule& rule, const Sharding& sharding) 
 }
 
 /// The work of one rank: makes its optimizer beside the engine's network, reports its memory, trains.
+/// @param print  shows what this rank has to say, in its turn
 /// @return on rank 0 the result, else nothing of use
-template <class Precision, class Rule, class Sharding, class Network, class Comm>
+template <class Precision, class Rule, class Sharding, class Network, class Comm, class Print>
 Result run_rank(const Run& run, const Rule& rule, const Sharding& sharding, Network& network, Comm comm,
-                Team& team) {
+                const Print& print) {
   using Optimizer = shardopt::ZeroOptimizer<Rule, Sharding, Comm, Precision>;
   const int rank = comm.rank();
   Report report(rank, Network::device_name, Network::memory_in_use);
@@ -51,9 +51,9 @@ Result run_rank(const Run& run, const Rule& rule, const Sharding& sharding, Netw
   network.initialize(initial_weights(run.layout, run.options.seed));
   Optimizer optimizer(run.parameters.table, config, std::move(comm),
                       shardopt::FlatBuffers{network.parameters(), network.gradients()}, network.stream());
-  team.print_in_order(rank, report.text());
+  print(report.text());
 
-  Trainer trainer(run, network, optimizer, team, rank);
+  Trainer trainer(run, network, optimizer, rank);
   trainer.train();
   Result result;
   if (rank == 0) result = {.accuracy = trainer.test_accuracy(), .weights = trainer.weights_hash()};

@@ -7,7 +7,10 @@
 #include "options.hpp"
 #include "parameters.hpp"
 
+#include <shardopt/collectives/process_place.hpp>
+
 #include <cstdint>
+#include <optional>
 
 namespace mlp {
 
@@ -17,7 +20,8 @@ struct Run {
   const Digits& digits;
   const Layout& layout;
   const Parameters& parameters;
-  Csv& csv;  ///< rank 0's
+  Csv& csv;                                     ///< rank 0's
+  std::optional<shardopt::ProcessPlace> place;  ///< of this process, where ranks are processes
 
   [[nodiscard]] int steps_per_epoch() const { return digits.train.count() / options.batch; }
   [[nodiscard]] int steps() const { return steps_per_epoch() * options.epochs; }
@@ -42,7 +46,11 @@ int gpus();
 /// Whether the program was built with CUDA.
 bool built_with_cuda();
 
-/// Trains with one GPU and one thread a rank.
+/// Lets the library check the settings, as run_cuda does; touches no GPU.
+/// @throws std::invalid_argument for settings that it refuses
+void check_cuda(const Run& run);
+
+/// Trains with one GPU a rank. Ranks are threads of this process, or this process is one of them.
 Result run_cuda(const Run& run);
 
 }  // namespace mlp

@@ -12,7 +12,13 @@ int gpus() {
 
 bool built_with_cuda() { return true; }
 
+void check_cuda(const Run& run) {
+  with_precision(run.options.precision,
+                 [&]<class Precision>(Type<Precision>) { check_cuda_in<Precision>(run); });
+}
+
 Result run_cuda(const Run& run) {
+  check_cuda(run);
   return with_precision(run.options.precision,
                         [&]<class Precision>(Type<Precision>) { return run_cuda_in<Precision>(run); });
 }

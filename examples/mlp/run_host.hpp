@@ -9,6 +9,7 @@
 
 #include <shardopt/shardopt.hpp>
 
+#include <string>
 #include <utility>
 
 namespace mlp {
@@ -19,7 +20,7 @@ template <class Precision>
 Result run_host_in(const Run& run) {
   using Comm = shardopt::Threads<shardopt::Host>;
   using Network = HostNetwork<typename Precision::Param, typename Precision::Grad>;
-  Team team(run.options.ranks, run.digits.train.labels.size());
+  Team team(run.options.ranks);
   Result result;
   with_sharding(run.options, [&](const auto& sharding) {
     with_rule(run.options, [&](const auto& rule) {
@@ -28,7 +29,9 @@ Result run_host_in(const Run& run) {
         const bool done = team.run([&] {
           const int rank = comm.rank();
           Network network(run.layout, run.digits, run.largest_block());
-          const Result mine = run_rank<Precision>(run, rule, sharding, network, std::move(comm), team);
+          const Result mine =
+              run_rank<Precision>(run, rule, sharding, network, std::move(comm),
+                                  [&](const std::string& text) { team.print_in_order(rank, text); });
           if (rank == 0) result = mine;
         });
         if (!done) team.rethrow_failure();  // ends the others' traffic, too

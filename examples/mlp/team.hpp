@@ -14,14 +14,11 @@
 
 namespace mlp {
 
-/// What the ranks of one process share beside the optimizer's traffic: a meeting point that a failed rank
-/// does not leave the others waiting at, and arrays in which each rank fills its own places.
+/// What ranks that are threads share beside the optimizer's traffic: their reports, and who has failed, so
+/// that nobody is left waiting.
 class Team {
  public:
-  Team(int ranks, std::size_t samples)
-      : losses(samples), reports_(static_cast<std::size_t>(ranks)), ranks_(ranks) {}
-
-  std::vector<float> losses;  ///< of each sample, in the epoch's order
+  explicit Team(int ranks) : reports_(static_cast<std::size_t>(ranks)), ranks_(ranks) {}
 
   /// Called once, by the first rank that fails.
   std::function<void(const std::exception_ptr&)> on_failure = [](const std::exception_ptr&) {};

@@ -5,15 +5,16 @@
 #include "digits.hpp"
 #include "hash.hpp"
 #include "layout.hpp"
+#include "loss_sum.hpp"
 #include "progress.hpp"
 #include "random.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
-#include "team.hpp"
 
 #include <shardopt/shardopt.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <numeric>
@@ -27,8 +28,8 @@ namespace mlp {
 template <class Network, class Optimizer>
 class Trainer {
  public:
-  Trainer(const Run& run, Network& network, Optimizer& optimizer, Team& team, int rank)
-      : run_(run), network_(network), optimizer_(optimizer), team_(team), rank_(rank) {}
+  Trainer(const Run& run, Network& network, Optimizer& optimizer, int rank)
+      : run_(run), network_(network), optimizer_(optimizer), rank_(rank) {}
 
   /// Trains for all epochs.
   void train() {
@@ -75,7 +76,9 @@ class Trainer {
   /// it is whole.
   void train_step(int step) {
     const Options& options = run_.options;
+    LossSum loss{};
     for (int micro = 0; micro < options.micro_batches; ++micro) {
+      const bool last = micro + 1 == options.micro_batches;
       const int index = rank_ * options.micro_batches + micro;
       network_.load(block_of(step, options.batch, options.blocks(), index));
       for (int layer = 0; layer < run_.layout.depth(); ++layer) {
@@ -83,66 +86,58 @@ class Trainer {
         network_.forward(layer);
       }
       network_.loss();
+      if (last) loss = network_.sum_losses(block_of(step, options.batch, options.ranks, rank_));
       for (int layer = run_.layout.depth(); layer-- > 0;) {
         network_.backward(layer);
-        if (micro + 1 == options.micro_batches) {
-          optimizer_.gradient_ready(run_.parameters.of_layer(layer), network_.stream());
-        }
+        if (last) optimizer_.gradient_ready(run_.parameters.of_layer(layer), network_.stream());
       }
     }
     const float factor = lr_factor(options.schedule, iteration_, run_.steps(), options.warmup);
-    const shardopt::StepTicket ticket = optimizer_.step(
-        {.lr_factor = factor, .gradient_scale = 1.0F / static_cast<float>(options.batch)}, network_.stream());
+    const shardopt::StepTicket ticket =
+        optimizer_.step({.lr_factor = factor,
+                         .gradient_scale = 1.0F / static_cast<float>(options.batch),
+                         .scalars = {loss[0], loss[1]}},
+                        network_.stream());
     optimizer_.zero_gradients(network_.stream());
     ++iteration_;
     lrs_.push_back(run_.options.learning_rate() * static_cast<double>(factor));
-    if (rank_ == 0) collect(std::exchange(pending_, ticket));
+    collect(std::exchange(pending_, ticket));
   }
 
-  /// Notes a step's norm. The ticket of the step before the last is asked, so that the device always has
-  /// work.
+  /// Notes a step's loss, over all ranks, and norm. The ticket of the step before the last is asked, so that
+  /// the device always has work.
   void collect(const std::optional<shardopt::StepTicket>& ticket) {
-    if (ticket) norms_.push_back(ticket->get().norm);
+    if (!ticket) return;
+    const shardopt::StepResult result = ticket->get();
+    losses_.push_back((result.scalars[0] + result.scalars[1]) / run_.options.batch);
+    norms_.push_back(result.norm);
   }
 
-  /// Brings the ranks' losses together; rank 0 reports them.
+  /// Rank 0 reports the epoch.
   void end_epoch(int epoch, Progress& progress) {
-    const int steps = run_.steps_per_epoch();
-    const std::vector<float> own = network_.losses();
-    for (int step = 0; step < steps; ++step) {
-      for (int micro = 0; micro < run_.options.micro_batches; ++micro) {
-        const int index = rank_ * run_.options.micro_batches + micro;
-        const Block block = block_of(step, run_.options.batch, run_.options.blocks(), index);
-        std::copy_n(own.begin() + block.first, block.count, team_.losses.begin() + block.first);
-      }
-    }
-    team_.meet();
+    collect(std::exchange(pending_, std::nullopt));
     if (rank_ == 0) {
-      collect(std::exchange(pending_, std::nullopt));
-      double total = 0;
-      for (int step = 0; step < steps; ++step) {
-        const auto first = team_.losses.begin() + std::ptrdiff_t{step} * run_.options.batch;
-        const double loss = std::accumulate(first, first + run_.options.batch, 0.0) / run_.options.batch;
-        total += loss;
+      const int steps = run_.steps_per_epoch();
+      for (int step = 0; step < steps && run_.csv.on(); ++step) {
         const auto at = static_cast<std::size_t>(step);
-        if (run_.csv.on()) run_.csv.row(epoch * steps + step + 1, loss, lrs_[at], norms_[at]);
+        run_.csv.row(epoch * steps + step + 1, losses_[at], lrs_[at], norms_[at]);
       }
       run_.csv.flush();
-      progress.epoch(epoch + 1, total / steps, lrs_.back());
+      progress.epoch(epoch + 1, std::accumulate(losses_.begin(), losses_.end(), 0.0) / steps, lrs_.back());
     }
+    losses_.clear();
     lrs_.clear();
     norms_.clear();
-    team_.meet();
   }
 
   const Run& run_;
   Network& network_;
   Optimizer& optimizer_;
-  Team& team_;
   int rank_;
   int iteration_ = 0;
-  std::vector<double> lrs_;    ///< of this epoch's steps
-  std::vector<double> norms_;  ///< likewise, on rank 0
+  std::vector<double> losses_;  ///< of this epoch's steps: means over the batch
+  std::vector<double> lrs_;     ///< likewise
+  std::vector<double> norms_;   ///< likewise
   std::optional<shardopt::StepTicket> pending_;
 };
 

@@ -4,9 +4,12 @@
 import csv
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 SKIPPED = 4
 LAST_LINE = re.compile(r"test accuracy (\d+\.\d) %, weights ([0-9a-f]{16})")
@@ -67,7 +70,7 @@ def bad_input(mlp):
         ("--batch", "99999999999999999999"), ("--micro-batches", "0"), ("--optimizer", "lamb"), ("--lr", "-1"), ("--lr", "nan"),
         ("--lr", "0.1x"), ("--beta2", "1"), ("--schedule", "step"), ("--warmup", "-1"), ("--clip", "0"), ("--clip", "nan"),
         ("--precision", "fp8"), ("--bucket-bytes", "0"), ("--sharding", "diagonal"), ("--reduction", "fast"), ("--seed", "-1"),
-        ("--zero", "2"), ("--zero", ""),
+        ("--zero", "2"), ("--zero", ""), ("--processes", "0"), ("--processes", "2.5"), ("--deadline", "-1"), ("--deadline", "soon"),
     ]:
         mlp.refuses(option, value, saying=option)
     mlp.refuses("--rnaks", "4", saying="unknown option '--rnaks'")
@@ -81,6 +84,7 @@ def bad_input(mlp):
     mlp.refuses("--ranks", "8", "--micro-batches", "16", saying="too few samples for 8 ranks with 16 micro-batches")
     mlp.refuses("--batch", "1438", saying="only 1437 training samples")
     mlp.refuses("--reduction", "native", saying="native")
+    mlp.refuses("--processes", "2", saying="--backend host: ranks are threads there, not 2 processes")
     mlp.refuses("--csv", "/nowhere/at/all.csv", saying="cannot write '/nowhere/at/all.csv'")
     mlp.refuses("--data", "/nowhere/digits.csv", saying="cannot read the data file '/nowhere/digits.csv'")
     mlp.refuses("--data", os.path.dirname(DATA), saying="data")
@@ -213,7 +217,151 @@ def settings(mlp):
     assert "usage: mlp" in mlp.run("--help").stdout
 
 
-CASES = {case.__name__: case for case in (bad_input, gpus, accuracy, sharding, micro_batches, output, settings)} | {"csv": csv_rows}
+def processes(mlp):
+    """Ranks as processes that the program starts itself."""
+    number = mlp.gpus()
+    mlp.refuses("--processes", str(number + 1), "--batch", "1000", saying=f"--processes {number + 1}: there are only {number} GPUs")
+    mlp.refuses("--processes", "2", "--ranks", "3", saying="--ranks 3: each process is one rank, and there are 2 processes")
+    mlp.refuses("--processes", "2", "--backend", "host", saying="--backend host: ranks are threads there")
+    two = str(min(2, number))
+    mlp.refuses("--processes", two, "--batch", "1", "--micro-batches", "2", saying="too few samples for")
+    mlp.refuses("--processes", two, "--optimizer", "sgd", "--nesterov", "--dampening", "0.1", saying="nesterov")
+    common = ["--epochs", "1", "--batch", "240", "--reduction", "ordered", "--clip", "0.7"]
+    for count in sorted({1, min(3, number)}):
+        for chosen in ("--zero 1", "--zero 0", "--precision bf16"):
+            arguments = [*common, *chosen.split()]
+            threads, _, _ = mlp.train("--ranks", str(count), *arguments)
+            started, _, _ = mlp.train("--processes", str(count), *arguments)
+            assert shown(started) == shown(threads), f"{count} {chosen}\n" + "\n".join(threads + started)
+    if number > 1:
+        all_equal({zero: mlp.hash("--processes", "2", "--zero", zero, *common) for zero in ("0", "1")})
+
+
+def shown(lines):
+    """What a run prints, without what depends on the machine's state: seconds, and memory that other ranks use as well."""
+    return [re.sub(r"memory in use \S+ MiB|\d+\.\d s$", "", line) for line in lines]
+
+
+def places(mlp):
+    """Ranks as processes that somebody else starts."""
+    world = min(4, mlp.gpus())
+    common = ["--epochs", "1", "--batch", "240", "--reduction", "ordered"]
+    expected = mlp.hash("--ranks", str(world), *common)
+    if world < 2:
+        print("ranks on several GPUs: not compared, there is only one")
+        return two_on_one_gpu(mlp)
+    for environment in (slurm, open_mpi, torchrun):
+        ends = [end(process) for process in start_ranks(mlp, world, environment, *common)]
+        for code, _, errors in ends:
+            assert code == 0, f"{environment.__name__}: exit code {code}\n{errors}"
+        assert ends[0][1].splitlines()[-1].endswith(f"weights {expected}"), ends[0][1]
+        assert all(output == "" for _, output, _ in ends[1:]), "rank 0 alone prints"
+    for arguments, saying in (
+        (("--ranks", str(world + 1)), f"rank 0: --ranks {world + 1}: each process is one rank, and there are {world} processes"),
+        (("--processes", str(world + 1)), f"--processes {world + 1}: this is already one of {world} processes"),
+        (("--backend", "host"), f"rank 0: --backend host: ranks are threads there, not {world} processes"),
+    ):
+        code, output, errors = end(start(mlp, slurm(0, world, free_port()), *arguments))
+        assert (code, output) == (2, "") and saying in errors and errors.count("\n") == 1, (code, output, errors)
+    place = {**slurm(1, world, free_port()), "SLURM_NTASKS": "500", "SLURM_PROCID": "400", "SLURM_LOCALID": "100"}
+    code, _, errors = end(start(mlp, place, "--batch", "1000"))
+    assert code == 2 and "rank 400: " in errors and "device 100 does not exist: this process sees " in errors, (code, errors)
+    two_on_one_gpu(mlp)
+
+
+def two_on_one_gpu(mlp):
+    port = free_port()
+    both = [start(mlp, {**slurm(rank, 2, port), "SLURM_LOCALID": "0"}, "--epochs", "1", "--batch", "240") for rank in (0, 1)]
+    for rank, process in enumerate(both):
+        code, _, errors = end(process)
+        assert code == 1 and f"rank {rank} of 2 on device 0 (" in errors and "uplicate GPU" in errors, (code, errors)
+
+
+def killed(mlp):
+    """One of the ranks is killed or stopped in the middle: nobody hangs."""
+    world = min(4, mlp.gpus())
+    if world < 2:
+        print("skipped: there is only one GPU")
+        sys.exit(SKIPPED)
+    endless = ["--epochs", "100000", "--batch", "240", "--deadline", "2"]
+
+    launcher = start(mlp, {}, "--processes", str(world), *endless)
+    launcher.stdout.readline()
+    with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children", encoding="ascii") as file:
+        ranks = [int(pid) for pid in file.read().split()]
+    assert len(ranks) == world, ranks
+    code, _, errors = after(signal.SIGKILL, ranks[1], [launcher])[0]
+    assert code == 128 + signal.SIGKILL, (code, errors)
+    assert "mlp: signal 9 (Killed) has killed rank 1; the other ranks are stopped" in errors, errors
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks), "a rank has outlived the run"
+
+    # Without a launcher that looks after them; what is stopped only the deadline tells.
+    for sent, saying in ((signal.SIGKILL, ""), (signal.SIGSTOP, "no collective has finished for 2000 ms")):
+        processes = start_ranks(mlp, world, slurm, *endless)
+        processes[0].stdout.readline()
+        survivors = [processes[0], *processes[2:]]
+        ends = after(sent, processes[1].pid, survivors)
+        for rank, (code, _, errors) in zip((0, *range(2, world)), ends):
+            assert code == 1 and f"mlp: rank {rank}: " in errors and "iteration" in errors, (rank, code, errors)
+        assert any(saying in errors for _, _, errors in ends), ends  # the others may hear of the first that gave up
+        processes[1].kill()
+        end(processes[1])
+
+
+def after(sent, pid, processes):
+    """Sends a signal to one process; these must end within 10 seconds."""
+    time.sleep(0.5)
+    os.kill(pid, sent)
+    begin = time.monotonic()
+    try:
+        ends = [end(process, timeout=10 - (time.monotonic() - begin)) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    print(f"after {sent.name} to {pid} all have ended within {time.monotonic() - begin:.1f} s")
+    return ends
+
+
+def start(mlp, environment, *arguments):
+    return subprocess.Popen([*mlp.command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, **environment})
+
+
+def start_ranks(mlp, world, environment, *arguments):
+    port = free_port()
+    return [start(mlp, environment(rank, world, port), *arguments) for rank in range(world)]
+
+
+def end(process, timeout=600):
+    output, errors = process.communicate(timeout=timeout)
+    return process.returncode, output, errors
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def slurm(rank, world, port):
+    """As srun sets it on one machine; the port would come from the job's number."""
+    return {"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(world), "SLURM_LOCALID": str(rank), "SLURM_JOB_ID": "7",
+            "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(port)}
+
+
+def open_mpi(rank, world, port):
+    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(world), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def torchrun(rank, world, port):
+    return {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port - 1), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+CASES = {case.__name__: case for case in (bad_input, gpus, accuracy, sharding, micro_batches, output, settings, processes, places, killed)} | {
+    "csv": csv_rows,
+}
 
 if __name__ == "__main__":
     CASES[sys.argv[1]](Mlp(sys.argv[2], sys.argv[3:]))

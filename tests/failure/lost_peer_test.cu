@@ -2,18 +2,14 @@
 #include <shardopt/cuda.cuh>
 
 #include <support/processes.hpp>
+#include <support/unique_id_board.hpp>
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
-#include <sys/mman.h>
-#include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstring>
-#include <new>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace so = shardopt;
@@ -23,26 +19,6 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr std::int64_t elements = 10000;
-
-/// What the processes share: the communicator's id, once rank 0 has made it.
-struct Board {
-  std::atomic<bool> ready{false};
-  ncclUniqueId id{};
-};
-
-Board& make_board() {
-  void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return *new (memory) Board;
-}
-
-ncclUniqueId meet(Board& board, int rank) {
-  if (rank == 0) {
-    so::throw_if_failed(ncclGetUniqueId(&board.id), "ncclGetUniqueId");
-    board.ready = true;
-  }
-  while (!board.ready) std::this_thread::sleep_for(1ms);
-  return board.id;
-}
 
 struct Buffers {
   Buffers() {
@@ -70,10 +46,10 @@ so::ParameterTable make_table() {
 }
 
 /// Ten steps; rank 2 dies in the third. @return seconds from its death to the exception, and the text
-std::string survive(Board& board, int rank, int world) {
+std::string survive(support::UniqueIdBoard& board, int rank, int world) {
   so::throw_if_failed(cudaSetDevice(rank), "cudaSetDevice");
   Buffers buffers;
-  const ncclUniqueId id = meet(board, rank);
+  const ncclUniqueId id = board.meet(rank);
   Optimizer optimizer(make_table(), {.sharding = {.bucket_bytes = 16384}},
                       so::Nccl::create(id, rank, world, buffers.comm_stream, {.deadline = 2s}),
                       so::FlatBuffers{buffers.parameters, buffers.gradients}, buffers.stream);
@@ -98,7 +74,7 @@ std::string survive(Board& board, int rank, int world) {
 TEST_CASE("when a process is killed every survivor throws, naming its rank, the step and the bucket",
           "[failure][cuda][B067]") {
   constexpr int world = 4;
-  Board& board = make_board();
+  support::UniqueIdBoard& board = support::make_unique_id_board();
   const auto ends = support::run_processes(
       world, [&](int rank) { return survive(board, rank, world); }, 60s);
   CHECK(ends[2].signal == SIGKILL);
@@ -114,13 +90,36 @@ TEST_CASE("when a process is killed every survivor throws, naming its rank, the 
   }
 }
 
+TEST_CASE("waiting under a deadline leaves no error behind for the engine to find", "[failure][cuda]") {
+  const auto ends = support::run_processes(
+      1,
+      [](int) -> std::string {
+        Buffers buffers;
+        ncclUniqueId id;
+        so::throw_if_failed(ncclGetUniqueId(&id), "ncclGetUniqueId");
+        const so::Nccl comm = so::Nccl::create(id, 0, 1, buffers.comm_stream, {.deadline = 20s});
+        so::Cuda::Event event = comm.device().make_event();
+        for (int turn = 0; turn < 20; ++turn) {
+          so::throw_if_failed(
+              cudaMemsetAsync(buffers.gradients, turn, elements * sizeof(float), buffers.stream),
+              "cudaMemsetAsync");
+          comm.device().record(event, buffers.stream);
+          comm.waiter()(event);
+          if (cudaPeekAtLastError() != cudaSuccess) return cudaGetErrorName(cudaPeekAtLastError());
+        }
+        return "none";
+      },
+      60s);
+  CHECK(ends[0].text == "none");
+}
+
 TEST_CASE("a peer that never joins is reported soon after the deadline", "[failure][cuda][B067]") {
-  Board& board = make_board();
+  support::UniqueIdBoard& board = support::make_unique_id_board();
   const auto ends = support::run_processes(
       1,
       [&](int rank) -> std::string {
         Buffers buffers;
-        const ncclUniqueId id = meet(board, rank);
+        const ncclUniqueId id = board.meet(rank);
         try {
           const so::Nccl comm = so::Nccl::create(id, rank, 2, buffers.comm_stream, {.deadline = 2s});
         } catch (const so::CollectiveError& error) {

@@ -75,9 +75,10 @@ std::int64_t count(std::string_view function) {
 std::int64_t launches() { return sum({"cudaLaunchKernelExC", "cudaLaunchKernel"}); }
 
 std::int64_t enqueued() {
-  return launches() + sum({"cudaMemcpyAsync", "cudaMemcpy", "cudaMemsetAsync", "cudaMemset", "cudaEventRecord",
-                           "cudaStreamWaitEvent", "ncclReduceScatter", "ncclAllGather", "ncclAllReduce",
-                           "ncclBroadcast", "ncclReduce", "ncclSend", "ncclRecv", "ncclGroupStart"});
+  return launches() +
+         sum({"cudaMemcpyAsync", "cudaMemcpy", "cudaMemsetAsync", "cudaMemset", "cudaEventRecord",
+              "cudaStreamWaitEvent", "ncclReduceScatter", "ncclAllGather", "ncclAllReduce", "ncclBroadcast",
+              "ncclReduce", "ncclSend", "ncclRecv", "ncclGroupStart"});
 }
 
 std::vector<std::int64_t> device_allocations() {
@@ -90,9 +91,7 @@ std::vector<std::int64_t> pinned_allocations() {
   return record().pinned;
 }
 
-std::int64_t other_allocations() {
-  return sum({"cudaMallocAsync", "cudaMallocManaged", "cudaHostRegister"});
-}
+std::int64_t other_allocations() { return sum({"cudaMallocAsync", "cudaMallocManaged", "cudaHostRegister"}); }
 
 }  // namespace test::cuda_calls
 
@@ -115,9 +114,10 @@ SHARDOPT_TEST_WRAP(cudaError_t, cudaMemcpyAsync,
                    (void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream),
                    (to, from, bytes, kind, stream))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaMemcpy,
-                   (void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind), (to, from, bytes, kind))
-SHARDOPT_TEST_WRAP(cudaError_t, cudaMemsetAsync, (void* to, int value, std::size_t bytes, cudaStream_t stream),
-                   (to, value, bytes, stream))
+                   (void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind),
+                   (to, from, bytes, kind))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaMemsetAsync,
+                   (void* to, int value, std::size_t bytes, cudaStream_t stream), (to, value, bytes, stream))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaMemset, (void* to, int value, std::size_t bytes), (to, value, bytes))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaEventRecord, (cudaEvent_t event, cudaStream_t stream), (event, stream))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamWaitEvent,
@@ -149,8 +149,8 @@ SHARDOPT_TEST_WRAP(ncclResult_t, ncclAllReduce,
                     ncclComm_t comm, cudaStream_t stream),
                    (from, to, count, type, operation, comm, stream))
 SHARDOPT_TEST_WRAP(ncclResult_t, ncclBroadcast,
-                   (const void* from, void* to, std::size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                    cudaStream_t stream),
+                   (const void* from, void* to, std::size_t count, ncclDataType_t type, int root,
+                    ncclComm_t comm, cudaStream_t stream),
                    (from, to, count, type, root, comm, stream))
 SHARDOPT_TEST_WRAP(ncclResult_t, ncclReduce,
                    (const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t operation,
@@ -166,12 +166,12 @@ SHARDOPT_TEST_WRAP(ncclResult_t, ncclRecv,
                    (to, count, type, peer, comm, stream))
 SHARDOPT_TEST_WRAP(ncclResult_t, ncclGroupStart, (), ())
 
-#define SHARDOPT_TEST_WRAP_ALLOCATION(name, list, parameters, arguments)                                  \
-  extern "C" cudaError_t __real_##name parameters;                                                        \
-  extern "C" cudaError_t __wrap_##name parameters {                                                       \
-    const int status = test::cuda_calls::note(#name, &test::cuda_calls::record().list, bytes);            \
-    if (status != 0) return static_cast<cudaError_t>(status);                                             \
-    return __real_##name arguments;                                                                       \
+#define SHARDOPT_TEST_WRAP_ALLOCATION(name, list, parameters, arguments)                       \
+  extern "C" cudaError_t __real_##name parameters;                                             \
+  extern "C" cudaError_t __wrap_##name parameters {                                            \
+    const int status = test::cuda_calls::note(#name, &test::cuda_calls::record().list, bytes); \
+    if (status != 0) return static_cast<cudaError_t>(status);                                  \
+    return __real_##name arguments;                                                            \
   }
 
 SHARDOPT_TEST_WRAP_ALLOCATION(cudaMalloc, device, (void** memory, std::size_t bytes), (memory, bytes))

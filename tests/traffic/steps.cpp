@@ -11,7 +11,8 @@ using namespace test;
 
 /// One step over `elements` in two buckets or more.
 template <class Rule, class Sharding, class Precision>
-void one_step(int world, std::int64_t elements, int variant = 0, so::Reduction reduction = so::Reduction::native) {
+void one_step(int world, std::int64_t elements, int variant = 0,
+              so::Reduction reduction = so::Reduction::native) {
   require_devices(world);
   Workload w = sized(world, {elements / 2, elements - elements / 2});
   w.variant = variant;
@@ -29,8 +30,12 @@ TEST_CASE("traffic: AdamW, bf16 parameters, fp32 gradients", "[.][traffic]") {
 }
 TEST_CASE("traffic: Adam, all bf16", "[.][traffic]") { one_step<so::Adam, so::FlatSharding, Bf16>(1, 65536); }
 TEST_CASE("traffic: SGD", "[.][traffic]") { one_step<so::SGD, so::Replicated, Fp32>(1, 65536, 1); }
-TEST_CASE("traffic: SGD with momentum", "[.][traffic]") { one_step<so::SGD, so::Replicated, Fp32>(1, 65536, 0); }
-TEST_CASE("traffic: four ranks, native", "[.][traffic]") { one_step<so::AdamW, so::FlatSharding, Fp32>(4, 65536); }
+TEST_CASE("traffic: SGD with momentum", "[.][traffic]") {
+  one_step<so::SGD, so::Replicated, Fp32>(1, 65536, 0);
+}
+TEST_CASE("traffic: four ranks, native", "[.][traffic]") {
+  one_step<so::AdamW, so::FlatSharding, Fp32>(4, 65536);
+}
 TEST_CASE("traffic: four ranks, ordered", "[.][traffic]") {
   one_step<so::AdamW, so::FlatSharding, Fp32>(4, 65536, 0, so::Reduction::ordered);
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Law 10: the update moves BYTES bytes a parameter, each once, and its map. ELEMENTS parameters, one step, one rank.
+cmake_policy(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/counters.cmake)
 
 sum_of_kernels("update_kernel" launches launches)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What ranks hand to each collective in one step, all of them together: in bytes of the calls' counts (for a reduce-scatter and
 # an all-gather that is a rank's slice, so that the sum over ranks is the buffer, and (N-1)/N of it travel).
+cmake_policy(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/counters.cmake)
 
 foreach(name ReduceScatter AllGather Send Reduce Broadcast)

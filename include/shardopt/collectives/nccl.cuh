@@ -6,6 +6,7 @@
 #include <shardopt/collectives/nccl_handle.cuh>
 #include <shardopt/core/digest.hpp>
 #include <shardopt/devices/cuda.cuh>
+#include <shardopt/devices/cuda_choice.cuh>
 
 #include <nccl.h>
 
@@ -46,8 +47,8 @@ class Nccl {
   /// A communicator of its own on the current device. Collective; waits for the other ranks, at most for
   /// `options.deadline` if there is one.
   /// @param id  the same on all ranks, from ncclGetUniqueId on one of them
-  /// @throws std::invalid_argument for a rank outside the world; NcclError; CollectiveError if not all ranks
-  /// have come in time
+  /// @throws std::invalid_argument for a rank outside the world; NcclError, or with a deadline
+  /// CollectiveError, if the ranks cannot join: two use one GPU, or not all have come in time
   [[nodiscard]] static Nccl create(const ncclUniqueId& id, int rank, int world, cudaStream_t stream,
                                    const NcclOptions& options = {}) {
     if (world < 1 || rank < 0 || rank >= world) {
@@ -58,7 +59,12 @@ class Nccl {
     if (options.deadline.count() > 0) {
       comm = join_in_time(id, rank, world, options.deadline);
     } else {
-      shardopt::throw_if_failed(ncclCommInitRank(&comm, world, id, rank), "ncclCommInitRank");
+      try {
+        shardopt::throw_if_failed(ncclCommInitRank(&comm, world, id, rank), "ncclCommInitRank");
+      } catch (NcclError& error) {
+        error.add_context(attempt(rank, world) + " cannot join" + advice(error.what()));
+        throw;
+      }
     }
     return Nccl(comm, stream, true, options);
   }
@@ -240,6 +246,21 @@ class Nccl {
     }
   }
 
+  /// Who tries to join, for messages: NCCL names the ranks that share a GPU, by its own address.
+  [[nodiscard]] static std::string attempt(int rank, int world) {
+    int ordinal = 0;
+    static_cast<void>(cudaGetDevice(&ordinal));
+    return "rank " + std::to_string(rank) + " of " + std::to_string(world) + " on " +
+           detail::text_of_device(ordinal);
+  }
+
+  [[nodiscard]] static std::string advice(std::string_view reason) {
+    return reason.find("uplicate GPU") == std::string_view::npos
+               ? ""
+               : "; NCCL takes one rank a GPU: let each process select its own (Cuda::select with its local "
+                 "rank), or let ranks be threads (Threads<Cuda>), which may share one";
+  }
+
   /// Joins without blocking, so that a rank that never comes is noticed.
   [[nodiscard]] static ncclComm_t join_in_time(const ncclUniqueId& id, int rank, int world,
                                                std::chrono::milliseconds deadline) {
@@ -259,7 +280,7 @@ class Nccl {
                                    : std::string("NCCL reports: ") + ncclGetErrorString(status) + " (" +
                                          ncclGetLastError(comm) + ")";
     if (comm != nullptr) static_cast<void>(ncclCommAbort(comm));
-    throw CollectiveError("shardopt: rank " + std::to_string(rank) + " cannot join: " + reason);
+    throw CollectiveError("shardopt: " + attempt(rank, world) + " cannot join: " + reason + advice(reason));
   }
 
   /// Makes one call of NCCL, and watches for its end.

@@ -135,7 +135,7 @@ class NcclHandle {
       return;
     }
     for (;;) {
-      const cudaError_t status = cudaEventQuery(event.get());
+      const cudaError_t status = query(event);
       throw_if_failed();
       if (status == cudaSuccess) return;
       if (status != cudaErrorNotReady) shardopt::throw_if_failed(status, "cudaEventQuery");
@@ -150,6 +150,14 @@ class NcclHandle {
     std::string label;
     Cuda::Event event;
   };
+
+  /// "Not ready" is no error to leave behind for the engine's next look at cudaGetLastError.
+  [[nodiscard]] static cudaError_t query(const Cuda::Event& event) {
+    const cudaError_t before = cudaPeekAtLastError();
+    const cudaError_t status = cudaEventQuery(event.get());
+    if (status == cudaErrorNotReady && before == cudaSuccess) static_cast<void>(cudaGetLastError());
+    return status;
+  }
 
   [[nodiscard]] Cuda::Event take_event() {
     {

@@ -50,7 +50,7 @@ struct LauncherNames {
   if (error != std::errc{} || end != text.data() + text.size() || value < lowest || value > highest) {
     throw std::invalid_argument(std::string("shardopt: the environment's ") + name +
                                 " must be a number from " + std::to_string(lowest) + " to " +
-                                std::to_string(highest) + ", not " + quoted(text));
+                                std::to_string(highest) + ", not " + in_quotes(text));
   }
   return value;
 }
@@ -98,6 +98,9 @@ inline std::optional<ProcessPlace> ProcessPlace::from_environment() {
     if (!place) continue;
     if (const auto port = detail::environment("MASTER_PORT")) {
       place->port = detail::number_in("MASTER_PORT", *port, 1, 65535);
+      // torchrun's agent listens at that port itself.
+      if (detail::environment("TORCHELASTIC_USE_AGENT_STORE") == "True")
+        place->port = place->port % 65535 + 1;
     } else if (const auto job = detail::environment("SLURM_JOB_ID")) {
       // Jobs that share a machine need ports of their own.
       place->port = 20000 + detail::number_in("SLURM_JOB_ID", *job, 0, (1 << 30)) % 20000;

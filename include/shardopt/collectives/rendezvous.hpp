@@ -4,9 +4,11 @@
 #include <shardopt/core/dtype.hpp>
 #include <shardopt/core/error.hpp>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,8 +33,21 @@ class Rendezvous {
     const void* source = nullptr;
   };
 
-  explicit Rendezvous(int world)
-      : requests_(static_cast<std::size_t>(world)), left_(requests_.size(), false) {}
+  /// @param deadline  the longest that ranks wait for another; 0: as long as it takes
+  Rendezvous(int world, std::chrono::milliseconds deadline)
+      : requests_(static_cast<std::size_t>(world)),
+        here_(requests_.size(), false),
+        left_(requests_.size(), false),
+        deadline_(deadline) {
+    const std::lock_guard lock(registry().mutex);
+    registry().members.insert(this);
+  }
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+  ~Rendezvous() {
+    const std::lock_guard lock(registry().mutex);
+    registry().members.erase(this);
+  }
 
   [[nodiscard]] int world() const noexcept { return static_cast<int>(requests_.size()); }
 
@@ -69,6 +84,16 @@ class Rendezvous {
   }
 
  private:
+  /// All of this process: what waits elsewhere may be why ranks are missing here.
+  struct Registry {
+    std::mutex mutex;
+    std::set<Rendezvous*> members;
+  };
+  [[nodiscard]] static Registry& registry() {
+    static Registry all;
+    return all;
+  }
+
   [[nodiscard]] static std::string text_of_departure(int rank, std::string_view operation) {
     return "rank " + std::to_string(rank) + " has left while others wait for it in " + std::string(operation);
   }
@@ -82,18 +107,56 @@ class Rendezvous {
     }
     throw_if_failed();
     waiting_for_ = operation;
+    here_[static_cast<std::size_t>(rank)] = true;
     if (++waiting_ == world()) {
       if (compare) compare_requests();
       throw_if_failed();  // before the others are let go: a rank that disagrees must write nothing
       waiting_ = 0;
+      here_.assign(here_.size(), false);
       ++generation_;
       changed_.notify_all();
     } else {
       const std::uint64_t mine = generation_;
-      changed_.wait(lock, [&] { return generation_ != mine || !failure_.empty(); });
+      const auto over = [&] { return generation_ != mine || !failure_.empty(); };
+      if (deadline_.count() == 0) {
+        changed_.wait(lock, over);
+      } else if (!changed_.wait_for(lock, deadline_, over)) {
+        const std::string missing = text_of_missing(operation);
+        lock.unlock();
+        const std::string elsewhere = text_of_others();
+        lock.lock();
+        if (generation_ == mine) fail(missing + elsewhere);
+      }
       if (generation_ != mine) return;  // all had come before anything failed
     }
     throw_if_failed();
+  }
+
+  [[nodiscard]] std::string text_of_ranks(bool here) const {
+    std::string ranks;
+    for (std::size_t rank = 0; rank < here_.size(); ++rank) {
+      if (here_[rank] == here) ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(rank);
+    }
+    return ranks;
+  }
+
+  [[nodiscard]] std::string text_of_missing(std::string_view operation) const {
+    return text_of_ranks(true) + " wait in " + std::string(operation) + " for " + text_of_ranks(false) +
+           ", which did not come within " + std::to_string(deadline_.count()) + " ms";
+  }
+
+  /// Who waits in other collectives of the process; those that are busy are left out.
+  [[nodiscard]] std::string text_of_others() {
+    std::string text;
+    const std::lock_guard all(registry().mutex);
+    for (Rendezvous* other : registry().members) {
+      if (other == this) continue;
+      const std::unique_lock lock(other->mutex_, std::try_to_lock);
+      if (!lock.owns_lock() || other->waiting_ == 0) continue;
+      text += "; elsewhere " + other->text_of_ranks(true) + " wait in " + std::string(other->waiting_for_) +
+              " for " + other->text_of_ranks(false);
+    }
+    return text.empty() ? text : text + ": all ranks must use their collectives in one order";
   }
 
   void compare_requests() {
@@ -128,7 +191,9 @@ class Rendezvous {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Request> requests_;
+  std::vector<bool> here_;  ///< has come to the meeting under way
   std::vector<bool> left_;
+  std::chrono::milliseconds deadline_;
   std::string failure_;
   std::string_view waiting_for_;
   int waiting_ = 0;

@@ -5,6 +5,7 @@
 #include <shardopt/collectives/rendezvous.hpp>
 #include <shardopt/core/digest.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -41,8 +42,8 @@ class ThreadMember {
   }
 
   /// One place a rank, in rank order. @throws std::invalid_argument unless world > 0
-  [[nodiscard]] static std::vector<ThreadMember> make(int world) {
-    const auto shared = make_rendezvous(world);
+  [[nodiscard]] static std::vector<ThreadMember> make(int world, std::chrono::milliseconds deadline) {
+    const auto shared = make_rendezvous(world, deadline);
     std::vector<ThreadMember> result;
     for (int rank = 0; rank < world; ++rank) result.emplace_back(shared, rank, true);
     return result;
@@ -51,8 +52,8 @@ class ThreadMember {
   /// Runs `body(ThreadMember)` on `world` threads, one a rank, and joins them. When a rank throws, the others
   /// get an error from where they wait. @throws what the first rank that failed threw
   template <class Body>
-  static void run(int world, const Body& body) {
-    const auto shared = make_rendezvous(world);
+  static void run(int world, const Body& body, std::chrono::milliseconds deadline) {
+    const auto shared = make_rendezvous(world, deadline);
     std::mutex mutex;
     std::exception_ptr first;
     const auto fail = [&](int rank, const std::string& text) {
@@ -110,11 +111,12 @@ class ThreadMember {
   }
 
  private:
-  [[nodiscard]] static std::shared_ptr<Rendezvous> make_rendezvous(int world) {
+  [[nodiscard]] static std::shared_ptr<Rendezvous> make_rendezvous(int world,
+                                                                   std::chrono::milliseconds deadline) {
     if (world < 1) {
       throw std::invalid_argument("shardopt: a world needs at least one rank, got " + std::to_string(world));
     }
-    return std::make_shared<Rendezvous>(world);
+    return std::make_shared<Rendezvous>(world, deadline);
   }
 
   std::shared_ptr<Rendezvous> shared_;

@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,13 +46,15 @@ class Threads<Cuda> {
   static constexpr int most_ranks = detail::most_sources;
 
   /// One collective a rank, in rank order.
-  /// @throws std::invalid_argument for no or too many seats, or devices that cannot read each other's memory;
-  /// CudaError
-  [[nodiscard]] static std::vector<Threads> make(const std::vector<ThreadSeat>& seats) {
+  /// @throws std::invalid_argument for no or too many seats, devices that do not exist, or such that cannot
+  /// read each other's memory; CudaError
+  [[nodiscard]] static std::vector<Threads> make(const std::vector<ThreadSeat>& seats,
+                                                 std::chrono::milliseconds deadline = {}) {
     require_seats(seats);
     std::vector<Threads> result;
     std::size_t seat = 0;
-    for (detail::ThreadMember& member : detail::ThreadMember::make(static_cast<int>(seats.size()))) {
+    for (detail::ThreadMember& member :
+         detail::ThreadMember::make(static_cast<int>(seats.size()), deadline)) {
       result.push_back(Threads(std::move(member), std::make_shared<Resources>(seats[seat++])));
     }
     return result;
@@ -60,21 +63,25 @@ class Threads<Cuda> {
   /// Runs `body(Threads)` on one thread a seat, its device current, and joins them.
   /// @throws what the first rank that failed threw; what make() throws
   template <class Body>
-  static void run(const std::vector<ThreadSeat>& seats, const Body& body) {
+  static void run(const std::vector<ThreadSeat>& seats, const Body& body,
+                  std::chrono::milliseconds deadline = {}) {
     require_seats(seats);
-    detail::ThreadMember::run(static_cast<int>(seats.size()), [&](detail::ThreadMember member) {
-      const ThreadSeat seat = seats[static_cast<std::size_t>(member.rank())];
-      throw_if_failed(cudaSetDevice(seat.device), "cudaSetDevice");
-      body(Threads(std::move(member), std::make_shared<Resources>(seat)));
-    });
+    detail::ThreadMember::run(
+        static_cast<int>(seats.size()),
+        [&](detail::ThreadMember member) {
+          const ThreadSeat seat = seats[static_cast<std::size_t>(member.rank())];
+          Cuda::select(seat.device);
+          body(Threads(std::move(member), std::make_shared<Resources>(seat)));
+        },
+        deadline);
   }
 
   /// Runs `world` ranks on the current device.
   template <class Body>
-  static void run(int world, const Body& body) {
+  static void run(int world, const Body& body, std::chrono::milliseconds deadline = {}) {
     const int device = Cuda::of(nullptr).ordinal();
     run(std::vector<ThreadSeat>(static_cast<std::size_t>((std::max)(world, 0)), ThreadSeat{device, nullptr}),
-        body);
+        body, deadline);
   }
 
   /// A view of the same rank, for an optimizer beside the engine's own use: calls of both must keep one
@@ -220,6 +227,7 @@ class Threads<Cuda> {
       throw std::invalid_argument("shardopt: Threads<Cuda> takes 1 to " + std::to_string(most_ranks) +
                                   " ranks, not " + std::to_string(seats.size()));
     }
+    for (const ThreadSeat& seat : seats) detail::require_device(seat.device);
     for (const ThreadSeat& a : seats) {
       for (const ThreadSeat& b : seats) {
         if (a.device != b.device) enable_peer_access(a.device, b.device);

@@ -5,6 +5,7 @@
 #include <shardopt/collectives/thread_member.hpp>
 #include <shardopt/devices/host.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -32,10 +33,12 @@ class Threads<Host> {
   /// As it stands in messages.
   static constexpr std::string_view name = "threads";
 
-  /// One collective a rank, in rank order. @throws std::invalid_argument unless world > 0
-  [[nodiscard]] static std::vector<Threads> make(int world) {
+  /// One collective a rank, in rank order.
+  /// @param deadline  ranks that wait longer for another get an error that says who waits where; 0: no limit
+  /// @throws std::invalid_argument unless world > 0
+  [[nodiscard]] static std::vector<Threads> make(int world, std::chrono::milliseconds deadline = {}) {
     std::vector<Threads> result;
-    for (detail::ThreadMember& member : detail::ThreadMember::make(world))
+    for (detail::ThreadMember& member : detail::ThreadMember::make(world, deadline))
       result.push_back(Threads(std::move(member)));
     return result;
   }
@@ -43,8 +46,9 @@ class Threads<Host> {
   /// Runs `body(Threads)` on `world` threads, one a rank, and joins them.
   /// @throws what the first rank that failed threw
   template <class Body>
-  static void run(int world, const Body& body) {
-    detail::ThreadMember::run(world, [&](detail::ThreadMember member) { body(Threads(std::move(member))); });
+  static void run(int world, const Body& body, std::chrono::milliseconds deadline = {}) {
+    detail::ThreadMember::run(
+        world, [&](detail::ThreadMember member) { body(Threads(std::move(member))); }, deadline);
   }
 
   /// A view of the same rank, for an optimizer beside the engine's own use: calls of both must keep one

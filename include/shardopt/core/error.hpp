@@ -58,7 +58,7 @@ namespace detail {
   return std::string(where.function) + " (" + where.file + ":" + std::to_string(where.line) + ")";
 }
 
-[[nodiscard]] inline std::string quoted(std::string_view name) {
+[[nodiscard]] inline std::string in_quotes(std::string_view name) {
   return std::string("'").append(name).append("'");
 }
 

@@ -116,7 +116,7 @@ class ParameterTable {
 
  private:
   [[noreturn]] static void fail(std::string_view name, const std::string& what) {
-    throw std::invalid_argument("shardopt: parameter " + detail::quoted(name) + " " + what);
+    throw std::invalid_argument("shardopt: parameter " + detail::in_quotes(name) + " " + what);
   }
 
   [[nodiscard]] Entry resolved(const ParameterInfo& info) {
@@ -158,14 +158,14 @@ class ParameterTable {
     }
     const auto target = by_name_.find(info.alias_of);
     if (target == by_name_.end()) {
-      fail(info.name, "is an alias of " + detail::quoted(info.alias_of) +
+      fail(info.name, "is an alias of " + detail::in_quotes(info.alias_of) +
                           ", which is not in the table (add that first)");
     }
     entry.alias_of = storage_of(target->second);
     const Entry& storage = entries_[entry.alias_of->index];
     if (storage.shape != info.shape) {
       fail(info.name, "has shape " + info.shape.text() + " but is an alias of " +
-                          detail::quoted(info.alias_of) + " with shape " + storage.shape.text());
+                          detail::in_quotes(info.alias_of) + " with shape " + storage.shape.text());
     }
     entry.group = storage.group;
     entry.frozen = storage.frozen;
@@ -181,7 +181,7 @@ class ParameterTable {
     const auto report = [&](const Entry& other) {
       fail(entry.name,
            "at elements " + std::to_string(entry.offset) + ".." + std::to_string(entry.offset + entry.numel) +
-               " overlaps " + detail::quoted(other.name) + " at " + std::to_string(other.offset) + ".." +
+               " overlaps " + detail::in_quotes(other.name) + " at " + std::to_string(other.offset) + ".." +
                std::to_string(other.offset + other.numel) + "; tied weights are added with .alias_of");
     };
     if (next != by_offset_.end()) {

@@ -18,9 +18,9 @@ namespace shardopt::inline v0 {
 
 /// A version number in its three parts.
 struct Version {
-  std::uint32_t major_number;  ///< changes where programs must be changed
-  std::uint32_t minor_number;  ///< changes where something is added
-  std::uint32_t patch_number;  ///< changes where only errors are corrected
+  std::uint32_t major_number;                                    ///< changes where programs must be changed
+  std::uint32_t minor_number;                                    ///< changes where something is added
+  std::uint32_t patch_number;                                    ///< changes where only errors are corrected
   friend constexpr bool operator==(Version, Version) = default;  ///< part by part
 };
 

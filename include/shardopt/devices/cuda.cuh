@@ -3,6 +3,7 @@
 
 #include <shardopt/core/dtype.hpp>
 #include <shardopt/core/error.hpp>
+#include <shardopt/devices/cuda_choice.cuh>
 #include <shardopt/devices/cuda_error.cuh>
 #include <shardopt/devices/cuda_kernels.cuh>
 #include <shardopt/devices/cuda_norm.cuh>
@@ -98,6 +99,13 @@ class Cuda {
   [[nodiscard]] static Cuda of(Stream) {
     int ordinal = 0;
     throw_if_failed(cudaGetDevice(&ordinal), "cudaGetDevice");
+    return Cuda(ordinal);
+  }
+  /// Makes a device the calling thread's current one: ProcessPlace::local_rank, where a process has one GPU.
+  /// @throws std::invalid_argument for a device that does not exist, naming those that do; CudaError
+  static Cuda select(int ordinal) {
+    detail::require_device(ordinal);
+    throw_if_failed(cudaSetDevice(ordinal), "cudaSetDevice");
     return Cuda(ordinal);
   }
   /// As cudaSetDevice counts.

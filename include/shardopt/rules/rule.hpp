@@ -138,7 +138,9 @@ void validate(const Rule& rule) {
 
 /// Whether some hyper-parameters of a rule that has state need none.
 template <OptimizerRule Rule>
-inline constexpr bool may_be_stateless = state_count<Rule> > 0 && requires(const Rule rule) { rule.stateless(); };
+inline constexpr bool may_be_stateless = state_count<Rule> > 0 && requires(const Rule rule) {
+  rule.stateless();
+};
 
 /// Whether these hyper-parameters need no state, so that none is kept.
 template <OptimizerRule Rule>

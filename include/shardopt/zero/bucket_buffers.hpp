@@ -67,10 +67,10 @@ class EngineBuffers {
     std::vector<std::pair<const std::byte*, const std::byte*>> ranges;
     for (const auto& entry : table.entries()) {
       if (entry.alias_of || entry.numel == 0) continue;
-      require_aligned(entry.parameter, "parameter " + detail::quoted(entry.name), alignof(Param));
+      require_aligned(entry.parameter, "parameter " + detail::in_quotes(entry.name), alignof(Param));
       add_range(ranges, entry.parameter, entry.numel * static_cast<std::int64_t>(sizeof(Param)));
       if (entry.frozen) continue;
-      require_aligned(entry.gradient, "gradient of " + detail::quoted(entry.name), alignof(Grad));
+      require_aligned(entry.gradient, "gradient of " + detail::in_quotes(entry.name), alignof(Grad));
       add_range(ranges, entry.gradient, entry.numel * static_cast<std::int64_t>(sizeof(Grad)));
     }
     require_disjoint(ranges);

@@ -10,6 +10,7 @@
 #include <shardopt/zero/observer.hpp>
 #include <shardopt/zero/step_state.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -67,7 +68,7 @@ struct OptimizerConfig {
     for (std::size_t k = 0; k < groups.size(); ++k) {
       for (std::size_t j = 0; j < k; ++j) {
         if (groups[j].name == groups[k].name)
-          refuse("groups names " + detail::quoted(groups[k].name) + " twice");
+          refuse("groups names " + detail::in_quotes(groups[k].name) + " twice");
       }
       validate_rule(groups[k].rule, groups[k].name);
     }
@@ -86,7 +87,7 @@ struct OptimizerConfig {
       try {
         rule.validate();
       } catch (const std::invalid_argument& error) {
-        throw std::invalid_argument(std::string(error.what()) + " (group " + detail::quoted(group) + ")");
+        throw std::invalid_argument(std::string(error.what()) + " (group " + detail::in_quotes(group) + ")");
       }
     }
   }
@@ -117,6 +118,11 @@ struct StepOptions {
   /// Device memory of scalars of the engine's (its loss), or null: their sums over ranks are exact, ride
   /// along in the step's small all-reduce and come back in StepResult::scalars.
   std::array<const float*, most_scalars> scalars = {};
+
+  /// Whether any scalar is given.
+  [[nodiscard]] bool has_scalars() const noexcept {
+    return std::any_of(scalars.begin(), scalars.end(), [](const float* scalar) { return scalar != nullptr; });
+  }
 
   /// @throws std::invalid_argument naming what is not finite
   void validate() const {

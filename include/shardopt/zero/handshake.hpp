@@ -65,7 +65,7 @@ template <class Message>
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
       if (texts[rank] == text) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     }
-    result += (result.empty() ? "rank " : "; rank ") + ranks + ": " + detail::quoted(text);
+    result += (result.empty() ? "rank " : "; rank ") + ranks + ": " + detail::in_quotes(text);
   }
   return result;
 }

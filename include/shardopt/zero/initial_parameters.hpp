@@ -48,7 +48,7 @@ void require_equal_parameters(Comm& comm, const ParameterTable& table,
   for (std::int64_t k = 0; k < count; ++k) {
     if (!differ({k, k + 1})) continue;
     throw CollectiveError("shardopt: ranks hold different values of parameter " +
-                          detail::quoted(table.entries()[static_cast<std::size_t>(k)].name) +
+                          detail::in_quotes(table.entries()[static_cast<std::size_t>(k)].name) +
                           "; start with equal ones, or set config.initial_parameters to broadcast");
   }
 }

@@ -126,7 +126,7 @@ class RankState {
     for (const auto& [given, pointer] : adopted.buffers) {
       if (given == name) return pointer;
     }
-    throw std::invalid_argument("shardopt: StateBuffers lacks " + quoted(name));
+    throw std::invalid_argument("shardopt: StateBuffers lacks " + in_quotes(name));
   }
 
   void require_fitting(const StateBuffers& adopted) const {
@@ -134,13 +134,13 @@ class RankState {
       bool known = false;
       for (const auto& buffer : plan_.buffers) known = known || buffer.name == name;
       if (!known)
-        throw std::invalid_argument("shardopt: StateBuffers names " + quoted(name) +
+        throw std::invalid_argument("shardopt: StateBuffers names " + in_quotes(name) +
                                     ", which this optimizer does not keep");
       if (pointer == nullptr && plan_.owned_parameters > 0) {
-        throw std::invalid_argument("shardopt: StateBuffers holds a null pointer for " + quoted(name));
+        throw std::invalid_argument("shardopt: StateBuffers holds a null pointer for " + in_quotes(name));
       }
       if (reinterpret_cast<std::uintptr_t>(pointer) % alignof(float) != 0) {
-        throw std::invalid_argument("shardopt: StateBuffers: the address of " + quoted(name) +
+        throw std::invalid_argument("shardopt: StateBuffers: the address of " + in_quotes(name) +
                                     " is not a multiple of 4 bytes");
       }
     }

@@ -66,14 +66,14 @@ template <class Rule, class Sharding, class Precision>
   }
   setup.add(config.loss_scale ? loss_scale : "loss_scale none");
   for (const auto& group : config.groups)
-    setup.add("group " + detail::quoted(group.name) + ": " + text_of_rule(group.rule));
+    setup.add("group " + detail::in_quotes(group.name) + ": " + text_of_rule(group.rule));
   std::size_t index = 0;
   for (const auto& entry : table.entries()) {
-    std::string line = "parameter " + std::to_string(index++) + ": " + detail::quoted(entry.name) + " " +
-                       entry.shape.text() + " group " + detail::quoted(entry.group);
+    std::string line = "parameter " + std::to_string(index++) + ": " + detail::in_quotes(entry.name) + " " +
+                       entry.shape.text() + " group " + detail::in_quotes(entry.group);
     if (!table.separate()) line += " offset " + std::to_string(entry.offset);
     if (entry.frozen) line += " frozen";
-    if (entry.alias_of) line += " alias of " + detail::quoted(table[*entry.alias_of].name);
+    if (entry.alias_of) line += " alias of " + detail::in_quotes(table[*entry.alias_of].name);
     setup.add(std::move(line));
   }
   for (const Bucket& bucket : layout.buckets()) {

@@ -127,9 +127,9 @@ class ShardLayout {
       const auto group = group_index.find(entry.group);
       if (group == group_index.end()) {
         std::string known;
-        for (const std::string& name : groups) known += (known.empty() ? "" : ", ") + detail::quoted(name);
-        throw std::invalid_argument("shardopt: parameter " + detail::quoted(entry.name) + " is in group " +
-                                    detail::quoted(entry.group) + ", which config.groups lacks; it has " +
+        for (const std::string& name : groups) known += (known.empty() ? "" : ", ") + detail::in_quotes(name);
+        throw std::invalid_argument("shardopt: parameter " + detail::in_quotes(entry.name) + " is in group " +
+                                    detail::in_quotes(entry.group) + ", which config.groups lacks; it has " +
                                     (known.empty() ? "none" : known));
       }
       if (entry.numel == 0) continue;

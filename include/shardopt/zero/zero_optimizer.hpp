@@ -123,15 +123,17 @@ class ZeroOptimizer {
   /// let every rank's optimizer go before a rank begins another collective, or give an Arena.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
+    [[maybe_unused]] bool ended = false;
     try {
       if (stepped_) waiter()(updated_);
       comm_.device().record(summed_, comm_.stream());
       waiter()(summed_);
+      ended = true;
     } catch (...) {
       // The failure was reported by the call that met it, or is the engine's next call's to report.
     }
     if constexpr (requires { comm_.stuck(); }) {
-      if (comm_.stuck() && state_) state_->abandon();
+      if (!ended && comm_.stuck() && state_) state_->abandon();
     }
   }
 
@@ -184,6 +186,10 @@ class ZeroOptimizer {
       reduce_whole_buckets();
       enter("the all-reduce of the norm");
       const detail::StepInputs in = inputs(options, stream);
+      if (options.has_scalars()) {  // written on the step's stream, read on the collective's
+        device.record(offered_, stream);
+        device.wait(comm_.stream(), offered_);
+      }
       device.invoke(detail::OpenStep{state_->control(), in}, comm_.stream());
       comm_.all_reduce(state_->control()->words, detail::control_word::count);
       device.record(summed_, comm_.stream());
@@ -283,7 +289,7 @@ class ZeroOptimizer {
     const std::size_t index = group_index(group);
     Config::validate_rule(rule, config_.groups[index].name);
     if (!prepared_.stateful && !stateless(rule)) {
-      throw std::invalid_argument("shardopt: group " + detail::quoted(group) +
+      throw std::invalid_argument("shardopt: group " + detail::in_quotes(group) +
                                   " was set up without state; these hyper-parameters need it");
     }
     config_.groups[index].rule = rule;
@@ -337,6 +343,7 @@ class ZeroOptimizer {
 
   void start(Stream stream, bool initialize) {
     const Device& device = comm_.device();
+    offered_ = device.make_event();
     summed_ = device.make_event();
     updated_ = device.make_event();
     device.record(updated_, stream);
@@ -371,7 +378,7 @@ class ZeroOptimizer {
       if (table_.entries()[entry].frozen) continue;
       if (announced_[entry] || std::find(entries.begin(), entries.end(), entry) != entries.end()) {
         throw std::invalid_argument(
-            "shardopt: the gradient of parameter " + detail::quoted(table_.entries()[entry].name) +
+            "shardopt: the gradient of parameter " + detail::in_quotes(table_.entries()[entry].name) +
             " was announced twice in one step; announce in the last micro-batch only, tied weights once");
       }
       entries.push_back(entry);
@@ -383,7 +390,7 @@ class ZeroOptimizer {
     for (std::size_t k = 0; k < config_.groups.size(); ++k) {
       if (config_.groups[k].name == group) return k;
     }
-    throw std::invalid_argument("shardopt: no group is named " + detail::quoted(group));
+    throw std::invalid_argument("shardopt: no group is named " + detail::in_quotes(group));
   }
 
   [[nodiscard]] detail::StepInputs inputs(const StepOptions& options, Stream stream) const {
@@ -514,6 +521,7 @@ class ZeroOptimizer {
   std::optional<Reducer> reducer_;
   std::optional<Gatherer> gatherer_;
   std::shared_ptr<detail::TicketRing<Device>> tickets_;
+  typename Device::Event offered_;  ///< behind the engine's scalars, on the step's stream
   typename Device::Event summed_;   ///< behind the all-reduce, on the collective's stream
   typename Device::Event updated_;  ///< behind the last update, on the step's stream
   std::vector<OwnedPart> owned_;

@@ -18,11 +18,12 @@
 #include <utility>
 #include <vector>
 
-/// Rules × policies × precisions, so chosen that every pair of a policy and a precision, and almost every pair of a rule and
-/// another, occurs: nvcc takes seconds for each.
+/// Rules × policies × precisions, so chosen that every pair of a policy and a precision, and almost every
+/// pair of a rule and another, occurs: nvcc takes seconds for each.
 namespace test {
 
-/// A rule as a user writes it, without a name: steps by the sign of a running mean and counts the visits of each element.
+/// A rule as a user writes it, without a name: steps by the sign of a running mean and counts the visits of
+/// each element.
 struct SignRule {
   float lr = 1e-2f;
   float decay = 0.75f;
@@ -53,8 +54,8 @@ struct SignRule {
 };
 static_assert(so::OptimizerRule<SignRule>);
 
-/// A policy as a user writes it: grain after grain to the ranks in a stride of three; each bucket holds a grain more than the
-/// one before.
+/// A policy as a user writes it: grain after grain to the ranks in a stride of three; each bucket holds a
+/// grain more than the one before.
 struct ScatterSharding {
   std::int64_t bucket_bytes = 3 * 256 * 4;  ///< of the first bucket
 
@@ -97,7 +98,8 @@ struct Case {
 template <class Rule>
 [[nodiscard]] std::vector<so::Group<Rule>> groups_of(int variant) {
   if constexpr (std::is_same_v<Rule, so::SGD>) {
-    if (variant == 1) return {{"plain", {.lr = 0.05}}, {"decay", {.lr = 0.02, .weight_decay = 0.1}}, {"fast", {.lr = 0.3}}};
+    if (variant == 1)
+      return {{"plain", {.lr = 0.05}}, {"decay", {.lr = 0.02, .weight_decay = 0.1}}, {"fast", {.lr = 0.3}}};
     return {{"plain", {.lr = 0.05, .momentum = 0.9}},
             {"decay", {.lr = 0.02, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true}},
             {"fast", {.lr = 0.3, .momentum = 0.5, .dampening = 0.25, .maximize = true}}};
@@ -127,7 +129,8 @@ void override_with(const Workload::Hyper& hyper, Rule& rule) {
 }
 
 template <class Case>
-[[nodiscard]] so::OptimizerConfig<typename Case::Rule, typename Case::Sharding> config_of(const Workload& workload) {
+[[nodiscard]] so::OptimizerConfig<typename Case::Rule, typename Case::Sharding> config_of(
+    const Workload& workload) {
   auto groups = groups_of<typename Case::Rule>(workload.variant);
   for (auto& group : groups) override_with(workload.hyper, group.rule);
   return {.groups = std::move(groups),

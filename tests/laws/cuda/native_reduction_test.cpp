@@ -26,8 +26,8 @@ Workload unsharded(Workload w, std::vector<std::vector<float>> reduced) {
   return w;
 }
 
-std::string differing_trainable(const Workload& w, const std::vector<std::byte>& a, const std::vector<std::byte>& b,
-                                so::Dtype type) {
+std::string differing_trainable(const Workload& w, const std::vector<std::byte>& a,
+                                const std::vector<std::byte>& b, so::Dtype type) {
   const std::size_t size = so::size_of(type);
   const std::vector<Place> kinds = places(w);
   for (std::size_t k = 0; k < kinds.size(); ++k) {
@@ -58,7 +58,8 @@ TEST_CASE("Sharded equals unsharded, bit for bit, given what NCCL reduced", "[la
   for (std::size_t step = 0; step < sharded.front().results.size(); ++step) {
     CAPTURE(step);
     const so::StepResult& expected = whole.front().results[step];
-    CHECK(expected.skipped == (static_cast<int>(step) == w.infinite_step || static_cast<int>(step) == w.discarded_step));
+    CHECK(expected.skipped ==
+          (static_cast<int>(step) == w.infinite_step || static_cast<int>(step) == w.discarded_step));
     for (const RankOutcome& rank : sharded) {
       const so::StepResult& got = rank.results[step];
       CHECK(got.skipped == expected.skipped);
@@ -66,7 +67,8 @@ TEST_CASE("Sharded equals unsharded, bit for bit, given what NCCL reduced", "[la
       CHECK((got.norm == expected.norm || (got.norm != got.norm && expected.norm != expected.norm)));
       CHECK(got.clip_factor == expected.clip_factor);
       CHECK_FALSE(got.inputs_differ);
-      CHECK(differing_trainable(w, rank.parameters[step], whole.front().parameters[step], c.types.parameter) == "");
+      CHECK(differing_trainable(w, rank.parameters[step], whole.front().parameters[step],
+                                c.types.parameter) == "");
     }
   }
   CHECK(whole_states(w, sharded) == whole_states(single, whole));

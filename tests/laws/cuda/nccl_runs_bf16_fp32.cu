@@ -6,4 +6,4 @@
 namespace test {
 template Outcome run_on_solo_cuda<Case<SignRule, so::PerParameterSharding, Bf16Fp32>>(const Workload&);
 template Outcome run_on_threads_cuda<Case<SignRule, so::PerParameterSharding, Bf16Fp32>>(const Workload&);
-}
+}  // namespace test

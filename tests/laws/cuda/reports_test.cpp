@@ -61,7 +61,8 @@ TEST_CASE("Odd sizes and unaligned buffers are updated like any others on GPUs",
     for (std::int64_t k = 0; k < w.extent; ++k) {
       const float got = element(rank.parameters.back(), c.types.parameter, k);
       const float expected[] = {-0.1f, -0.10009765625f, -0.0999755859375f};  // the nearest of each type
-      CHECK_THAT(static_cast<double>(got), WithinRel(static_cast<double>(expected[precision]), precision == 0 ? 1e-6 : 0.0));
+      CHECK_THAT(static_cast<double>(got),
+                 WithinRel(static_cast<double>(expected[precision]), precision == 0 ? 1e-6 : 0.0));
     }
   }
   CHECK(foreign_writes(w, outcome, c.types) == "");
@@ -123,14 +124,17 @@ TEST_CASE("The norm of 2^25 equal gradients does not stall on a GPU", "[laws][cu
   w.bucket_bytes = 32 << 20;
   w.given_gradient = [](int, int, std::int64_t) { return 1.0f; };
   w.given_parameter = [](std::int64_t) { return 0.0f; };
-  CHECK(case_of<so::SGD, so::Replicated, Fp32>().on_nccl(w).front().results.front().norm == std::sqrt(33554432.0));
+  CHECK(case_of<so::SGD, so::Replicated, Fp32>().on_nccl(w).front().results.front().norm ==
+        std::sqrt(33554432.0));
 }
 
 TEST_CASE("A non-finite gradient of any rank makes all GPUs skip the same step", "[laws][cuda][law7][B045]") {
   require_devices(4);
   const float special = GENERATE(infinity, -infinity, std::numeric_limits<float>::quiet_NaN());
   const bool adds_up = GENERATE(false, true);  // not in the raw gradient of one rank, but in the shard of one
-  const NamedCase c = special > 0 ? adamw : special < 0 ? case_of<so::SGD, so::PerParameterSharding, Bf16>() : adam;
+  const NamedCase c = special > 0   ? adamw
+                      : special < 0 ? case_of<so::SGD, so::PerParameterSharding, Bf16>()
+                                    : adam;
   for (int k = 0; k < 4; ++k) {
     CAPTURE(special, adds_up, k, c.name);
     const std::int64_t shard = 256;
@@ -142,7 +146,8 @@ TEST_CASE("A non-finite gradient of any rank makes all GPUs skip the same step",
       const bool there = adds_up ? at == k * shard + 7 : rank == k && at == 3;
       return step == 1 && there ? special : gradient(noise_of, step, rank, at);
     };
-    // The same steps, but for the second, in which the engine decides against a step without anything infinite.
+    // The same steps, but for the second, in which the engine decides against a step without anything
+    // infinite.
     Workload without = w;
     without.discarded_step = 1;
     without.given_gradient = {};
@@ -192,7 +197,8 @@ TEST_CASE("The same run on GPUs gives the same bits again, whatever the buckets"
   }
 }
 
-TEST_CASE("The norm of one reduced gradient is the same bits in every world of GPUs", "[laws][cuda][law2][B093]") {
+TEST_CASE("The norm of one reduced gradient is the same bits in every world of GPUs",
+          "[laws][cuda][law2][B093]") {
   require_devices(8);
   std::vector<double> norms;
   for (const int world : {1, 2, 4, 8}) {

@@ -12,8 +12,8 @@
 
 namespace test {
 
-/// Memory that the engine owns, with guards of poison around it. An Engine has Stream, allocate, free, write and read
-/// (which waits).
+/// Memory that the engine owns, with guards of poison around it. An Engine has Stream, allocate, free, write
+/// and read (which waits).
 template <class Engine>
 class Guarded {
  public:
@@ -37,7 +37,8 @@ class Guarded {
     const auto before = engine_.read(base_, guard + shift_);
     const auto after = engine_.read(base_ + guard + shift_ + bytes_, guard);
     const auto is_poison = [](std::byte b) { return b == std::byte{poison}; };
-    return std::all_of(before.begin(), before.end(), is_poison) && std::all_of(after.begin(), after.end(), is_poison);
+    return std::all_of(before.begin(), before.end(), is_poison) &&
+           std::all_of(after.begin(), after.end(), is_poison);
   }
 
  private:
@@ -52,7 +53,8 @@ class Guarded {
 template <class Case, class Comm, class Engine>
 class RankRun {
  public:
-  using Optimizer = so::ZeroOptimizer<typename Case::Rule, typename Case::Sharding, Comm, typename Case::Precision>;
+  using Optimizer =
+      so::ZeroOptimizer<typename Case::Rule, typename Case::Sharding, Comm, typename Case::Precision>;
   using Param = typename Optimizer::Param;
   using Grad = typename Optimizer::Grad;
 
@@ -64,7 +66,8 @@ class RankRun {
 
   [[nodiscard]] RankOutcome operator()(Comm comm) {
     const int rank = comm.rank();
-    outcome_.initial = filled<Param>(workload_, [&](std::int64_t at) { return initial_parameter(workload_, at); });
+    outcome_.initial =
+        filled<Param>(workload_, [&](std::int64_t at) { return initial_parameter(workload_, at); });
     parameters_.write(outcome_.initial);
     const so::ParameterTable table =
         table_of(workload_, parameters_.data(), gradients_.data(), {so::dtype_of<Param>, so::dtype_of<Grad>});
@@ -80,8 +83,8 @@ class RankRun {
     if (adopted) {
       so::StateBuffers states;
       for (const auto& buffer : plan.buffers) {
-        buffers.push_back(std::make_unique<Guarded<Engine>>(engine_, buffer.bytes, false,
-                                                             static_cast<std::int64_t>(4 * (1 + buffers.size()))));
+        buffers.push_back(std::make_unique<Guarded<Engine>>(
+            engine_, buffer.bytes, false, static_cast<std::int64_t>(4 * (1 + buffers.size()))));
         states.buffers.emplace_back(buffer.name, static_cast<float*>(buffers.back()->data()));
       }
       states.scratch = so::Arena{device.data(), pinned.data()};
@@ -91,11 +94,13 @@ class RankRun {
       run(table, config, std::move(comm), so::SeparateBuffers<Param, Grad>{}, memory);
     } else {
       run(table, config, std::move(comm),
-          so::FlatBuffers<Param, Grad>{static_cast<Param*>(parameters_.data()), static_cast<Grad*>(gradients_.data())},
+          so::FlatBuffers<Param, Grad>{static_cast<Param*>(parameters_.data()),
+                                       static_cast<Grad*>(gradients_.data())},
           memory);
     }
     if (!device.intact() || !pinned.intact()) outcome_.guard_fault = "something beside the arena was written";
-    if (!parameters_.intact() || !gradients_.intact()) outcome_.guard_fault = "something beside the flat buffers was written";
+    if (!parameters_.intact() || !gradients_.intact())
+      outcome_.guard_fault = "something beside the flat buffers was written";
     for (const auto& buffer : buffers) {
       if (!buffer->intact()) outcome_.guard_fault = "something beside a state buffer was written";
     }
@@ -109,8 +114,8 @@ class RankRun {
   }
 
   template <class Buffers>
-  void run(const so::ParameterTable& table, const typename Optimizer::Config& config, Comm comm, const Buffers& buffers,
-           const typename Optimizer::Memory& memory) {
+  void run(const so::ParameterTable& table, const typename Optimizer::Config& config, Comm comm,
+           const Buffers& buffers, const typename Optimizer::Memory& memory) {
     const int rank = comm.rank();
     Optimizer optimizer(table, config, std::move(comm), buffers, memory, engine_.stream());
     std::vector<so::StepTicket> tickets;
@@ -162,7 +167,8 @@ class RankRun {
   }
 
   [[nodiscard]] so::StepTicket one_step(Optimizer& optimizer, int step) const {
-    const so::StepOptions options{.lr_factor = lr_factor(workload_, step), .gradient_scale = gradient_scale(workload_, step)};
+    const so::StepOptions options{.lr_factor = lr_factor(workload_, step),
+                                  .gradient_scale = gradient_scale(workload_, step)};
     if (step == workload_.discarded_step) {
       static_cast<void>(optimizer.reduce(options, engine_.stream()));
       return optimizer.discard(engine_.stream());

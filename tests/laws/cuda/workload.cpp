@@ -43,7 +43,8 @@ std::string compare_bytes(const std::vector<std::byte>& a, const std::vector<std
     const auto at = static_cast<std::size_t>(k * size_of_type(type));
     const bool equal = std::memcmp(a.data() + at, b.data() + at, so::size_of(type)) == 0;
     if (equal || (type == so::Dtype::fp32 && same(element(a, type, k), element(b, type, k)))) continue;
-    return "element " + std::to_string(k) + ": " + text_of(element(a, type, k)) + " and " + text_of(element(b, type, k));
+    return "element " + std::to_string(k) + ": " + text_of(element(a, type, k)) + " and " +
+           text_of(element(b, type, k));
   }
   return "";
 }
@@ -56,11 +57,13 @@ std::string compare_results(const so::StepResult& a, const so::StepResult& b) {
     text.precision(17);
     text << " norm " << a.norm << " and " << b.norm;
   }
-  if (!same(a.clip_factor, b.clip_factor)) text << " clip_factor " << a.clip_factor << " and " << b.clip_factor;
+  if (!same(a.clip_factor, b.clip_factor))
+    text << " clip_factor " << a.clip_factor << " and " << b.clip_factor;
   if (a.non_finite != b.non_finite) text << " non_finite " << a.non_finite << " and " << b.non_finite;
   if (a.skipped != b.skipped) text << " skipped " << a.skipped << " and " << b.skipped;
   if (!same(a.loss_scale, b.loss_scale)) text << " loss_scale " << a.loss_scale << " and " << b.loss_scale;
-  if (a.inputs_differ != b.inputs_differ) text << " inputs_differ " << a.inputs_differ << " and " << b.inputs_differ;
+  if (a.inputs_differ != b.inputs_differ)
+    text << " inputs_differ " << a.inputs_differ << " and " << b.inputs_differ;
   return text.str();
 }
 
@@ -68,11 +71,14 @@ std::string compare_ranks(const RankOutcome& a, const RankOutcome& b, const Elem
   if (a.results.size() != b.results.size()) return "the numbers of steps differ";
   for (std::size_t step = 0; step < a.results.size(); ++step) {
     const auto at = [&](const char* what) { return "step " + std::to_string(step) + ": " + what; };
-    if (const auto text = compare_results(a.results[step], b.results[step]); !text.empty()) return at("result:") + text;
-    if (const auto text = compare_bytes(a.gradients[step], b.gradients[step], types.gradient); !text.empty()) {
+    if (const auto text = compare_results(a.results[step], b.results[step]); !text.empty())
+      return at("result:") + text;
+    if (const auto text = compare_bytes(a.gradients[step], b.gradients[step], types.gradient);
+        !text.empty()) {
       return at("gradients: ") + text;
     }
-    if (const auto text = compare_bytes(a.parameters[step], b.parameters[step], types.parameter); !text.empty()) {
+    if (const auto text = compare_bytes(a.parameters[step], b.parameters[step], types.parameter);
+        !text.empty()) {
       return at("parameters: ") + text;
     }
   }
@@ -83,7 +89,8 @@ std::string compare_ranks(const RankOutcome& a, const RankOutcome& b, const Elem
     if (values.size() != others.size()) return "state " + name + ": the sizes differ";
     for (std::size_t k = 0; k < values.size(); ++k) {
       if (same(values[k], others[k])) continue;
-      return "state " + name + ", element " + std::to_string(k) + ": " + text_of(values[k]) + " and " + text_of(others[k]);
+      return "state " + name + ", element " + std::to_string(k) + ": " + text_of(values[k]) + " and " +
+             text_of(others[k]);
     }
   }
   return "";
@@ -138,7 +145,11 @@ Workload tiny(int world) {
 Workload sized(int world, const std::vector<std::int64_t>& sizes) {
   Workload w{.name = "sized", .world = world};
   for (const std::int64_t size : sizes) {
-    add(w, {.name = std::string("p").append(std::to_string(w.parameters.size())), .shape = {size}, .group = "plain"}, 0);
+    add(w,
+        {.name = std::string("p").append(std::to_string(w.parameters.size())),
+         .shape = {size},
+         .group = "plain"},
+        0);
   }
   w.steps = 1;
   w.infinite_step = w.zero_step = w.discarded_step = -1;
@@ -147,13 +158,15 @@ Workload sized(int world, const std::vector<std::int64_t>& sizes) {
   return w;
 }
 
-so::ParameterTable table_of(const Workload& workload, void* parameters, void* gradients, const ElementTypes& types) {
+so::ParameterTable table_of(const Workload& workload, void* parameters, void* gradients,
+                            const ElementTypes& types) {
   so::ParameterTable table;
   for (so::ParameterInfo info : workload.parameters) {
     if (workload.separate && info.alias_of.empty()) {
       const std::int64_t at = info.offset->value();
       info.parameter = static_cast<std::byte*>(parameters) + at * size_of_type(types.parameter);
-      info.gradient = info.frozen ? nullptr : static_cast<std::byte*>(gradients) + at * size_of_type(types.gradient);
+      info.gradient =
+          info.frozen ? nullptr : static_cast<std::byte*>(gradients) + at * size_of_type(types.gradient);
       info.offset.reset();
     }
     table.add(info);
@@ -196,7 +209,10 @@ float lr_factor(const Workload& workload, int step) {
 
 float gradient_scale(const Workload& workload, int step) {
   if (workload.unscaled) return 1.0f;
-  return step % 3 == 1 ? 0.125f : 1.0f / static_cast<float>(3 * (workload.scaled_for > 0 ? workload.scaled_for : workload.world));
+  return step % 3 == 1
+             ? 0.125f
+             : 1.0f /
+                   static_cast<float>(3 * (workload.scaled_for > 0 ? workload.scaled_for : workload.world));
 }
 
 std::vector<Place> places(const Workload& workload) {
@@ -245,17 +261,19 @@ std::string foreign_writes(const Workload& workload, const Outcome& outcome, con
     std::vector<bool> own(kinds.size(), false);
     for (const auto& part : r.owned) {
       const std::int64_t base = info_of(workload, part.name).offset->value();
-      for (std::int64_t k = part.range.begin; k < part.range.end; ++k) own[static_cast<std::size_t>(base + k)] = true;
+      for (std::int64_t k = part.range.begin; k < part.range.end; ++k)
+        own[static_cast<std::size_t>(base + k)] = true;
     }
     const std::vector<std::byte>& first = r.initial;
     for (std::size_t step = 0; step < r.results.size(); ++step) {
       for (std::size_t k = 0; k < kinds.size(); ++k) {
         const auto differs = [&](const auto& x, const auto& y, so::Dtype type) {
-          return std::memcmp(x.data() + k * so::size_of(type), y.data() + k * so::size_of(type), so::size_of(type)) != 0;
+          return std::memcmp(x.data() + k * so::size_of(type), y.data() + k * so::size_of(type),
+                             so::size_of(type)) != 0;
         };
         const auto at = [&](const char* what) {
-          return "rank " + std::to_string(rank) + ", step " + std::to_string(step) + ": " + what + " at element " +
-                 std::to_string(k);
+          return "rank " + std::to_string(rank) + ", step " + std::to_string(step) + ": " + what +
+                 " at element " + std::to_string(k);
         };
         if (kinds[k] != Place::trainable && differs(r.parameters[step], first, types.parameter)) {
           return at("a parameter's gap or a frozen one was written");

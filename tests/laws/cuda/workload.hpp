@@ -17,7 +17,8 @@
 #include <string>
 #include <vector>
 
-/// What an engine does with an optimizer, written down so that any collective on any device can do it, and what came of it.
+/// What an engine does with an optimizer, written down so that any collective on any device can do it, and
+/// what came of it.
 namespace test {
 
 namespace so = shardopt;
@@ -31,7 +32,7 @@ enum class Announce { nothing, one_by_one_from_the_last, in_sets, some };
 struct Workload {
   std::string name;
   std::vector<so::ParameterInfo> parameters = {};  ///< with offsets; `separate` turns them into addresses
-  std::int64_t extent = 0;                    ///< elements of both flat buffers, gaps and tail included
+  std::int64_t extent = 0;                         ///< elements of both flat buffers, gaps and tail included
   int world = 1;
   int steps = 12;
   int variant = 0;  ///< of the case's hyper-parameters
@@ -69,7 +70,7 @@ struct Workload {
 
 /// What one rank saw. Buffers are whole, poison in gaps included.
 struct RankOutcome {
-  std::vector<std::byte> initial;                   ///< parameters before the first step
+  std::vector<std::byte> initial;                  ///< parameters before the first step
   std::vector<std::vector<std::byte>> parameters;  ///< after each step
   std::vector<std::vector<std::byte>> gradients;   ///< after each step
   std::map<std::string, std::vector<float>> states;
@@ -99,7 +100,8 @@ inline constexpr unsigned char poison = 0xb7;
 [[nodiscard]] Workload dense(int world);
 /// Three elements: most ranks own nothing.
 [[nodiscard]] Workload tiny(int world);
-/// Parameters of the given sizes, one behind the other, in group "plain"; plain steps with factors of 1 and no clipping.
+/// Parameters of the given sizes, one behind the other, in group "plain"; plain steps with factors of 1 and
+/// no clipping.
 [[nodiscard]] Workload sized(int world, const std::vector<std::int64_t>& sizes);
 
 [[nodiscard]] so::ParameterTable table_of(const Workload& workload, void* parameters, void* gradients,
@@ -133,17 +135,21 @@ template <class T, class Value>
 /// "" where two outcomes are the same (NaNs by class), else the first difference.
 [[nodiscard]] std::string difference(const Outcome& a, const Outcome& b, const ElementTypes& types);
 
-/// "" where only what may be written was: parameters, own slices of gradients; else the first element that was not.
-[[nodiscard]] std::string foreign_writes(const Workload& workload, const Outcome& outcome, const ElementTypes& types);
+/// "" where only what may be written was: parameters, own slices of gradients; else the first element that
+/// was not.
+[[nodiscard]] std::string foreign_writes(const Workload& workload, const Outcome& outcome,
+                                         const ElementTypes& types);
 
 /// An element of a buffer as a number.
 [[nodiscard]] float element(const std::vector<std::byte>& bytes, so::Dtype type, std::int64_t index);
 
 /// The reduced gradient of each step, put together from the slices that the ranks own; by table offset.
-[[nodiscard]] std::vector<std::vector<float>> reduced_gradients(const Workload& workload, const Outcome& outcome,
+[[nodiscard]] std::vector<std::vector<float>> reduced_gradients(const Workload& workload,
+                                                                const Outcome& outcome,
                                                                 const ElementTypes& types);
 
 /// One rank that kept all, put together from what each rank owns.
-[[nodiscard]] std::map<std::string, std::vector<float>> whole_states(const Workload& workload, const Outcome& outcome);
+[[nodiscard]] std::map<std::string, std::vector<float>> whole_states(const Workload& workload,
+                                                                     const Outcome& outcome);
 
 }  // namespace test

@@ -25,9 +25,9 @@ namespace {
 class Variables {
  public:
   explicit Variables(std::vector<std::pair<std::string, std::string>> values) : values_(std::move(values)) {
-    for (const char* name :
-         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS",
-          "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_RANK"}) {
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID",
+                             "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST",
+                             "OMPI_COMM_WORLD_RANK", "TORCHELASTIC_USE_AGENT_STORE"}) {
       unsetenv(name);
     }
     for (const auto& [name, value] : values_) setenv(name.c_str(), value.c_str(), 1);
@@ -83,6 +83,11 @@ TEST_CASE("a process finds its place in what torchrun, Open MPI and srun set", "
     CHECK(place->local_rank == 1);
     CHECK(place->address == "10.0.0.1");
     CHECK(place->port == 1234);
+    const Variables agent({{"RANK", "0"},
+                           {"WORLD_SIZE", "1"},
+                           {"MASTER_PORT", "1234"},
+                           {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+    CHECK(so::ProcessPlace::from_environment()->port == 1235);  // torchrun itself is at the other
   }
   SECTION("Open MPI") {
     const Variables variables(

@@ -31,7 +31,8 @@ Sharded::Config with_lr(double lr) {
 
 }  // namespace
 
-TEST_CASE("What the constructor refuses has enqueued and allocated nothing", "[zero][cuda][law9]") {
+TEST_CASE("What the constructor refuses has touched nothing of the engine's and keeps nothing",
+          "[zero][cuda][law9]") {
   require_devices(1);
   const Communicators comms(1);
   const Rank engine;
@@ -43,25 +44,55 @@ TEST_CASE("What the constructor refuses has enqueued and allocated nothing", "[z
   negative_norm.max_norm = -1.0f;
   const auto construct = [&](const so::ParameterTable& table, const Sharded::Config& config,
                              so::FlatBuffers<float, float> buffers) {
-    const Sharded optimizer(table, config, so::Nccl::borrow(comms[0], engine.communication), buffers, engine.compute);
+    const Sharded optimizer(table, config, so::Nccl::borrow(comms[0], engine.communication), buffers,
+                            engine.compute);
   };
   const so::FlatBuffers<float, float> good = engine.buffers();
   auto* const odd = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(good.parameters) + 2);
-  engine.compute.synchronize();
+  const std::vector<float> parameters = engine.read_parameters();
+  const std::vector<float> gradients = engine.gradients.read(engine.compute);
   cuda_calls::reset();
 
   using Wrong = std::invalid_argument;
-  CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, Rank::config(), {nullptr, good.gradients}); }),
+  CHECK_THAT(message_of<Wrong>([&] {
+               construct(engine.table, Rank::config(), {nullptr, good.gradients});
+             }),
              ContainsSubstring("null"));
-  CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, Rank::config(), {odd, good.gradients}); }),
+  CHECK_THAT(message_of<Wrong>([&] {
+               construct(engine.table, Rank::config(), {odd, good.gradients});
+             }),
              ContainsSubstring("parameters"));
-  CHECK_THAT(message_of<Wrong>([&] { construct(unknown_group, Rank::config(), good); }), ContainsSubstring("nobody's"));
-  CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, with_lr(-1.0), good); }), ContainsSubstring("lr"));
-  CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, no_bucket, good); }), ContainsSubstring("bucket_bytes"));
-  CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, negative_norm, good); }), ContainsSubstring("max_norm"));
-  CHECK(cuda_calls::enqueued() == 0);
-  CHECK(cuda_calls::device_allocations().empty());
+  CHECK_THAT(message_of<Wrong>([&] { construct(unknown_group, Rank::config(), good); }),
+             ContainsSubstring("nobody's"));
+  CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, with_lr(-1.0), good); }),
+             ContainsSubstring("lr"));
+  CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, no_bucket, good); }),
+             ContainsSubstring("bucket_bytes"));
+  CHECK_THAT(message_of<Wrong>([&] { construct(engine.table, negative_norm, good); }),
+             ContainsSubstring("max_norm"));
+  // Only a message to the other ranks was sent.
+  CHECK(cuda_calls::launches() == 0);
+  CHECK(cuda_calls::count("cudaFree") == static_cast<std::int64_t>(cuda_calls::device_allocations().size()));
   CHECK(cuda_calls::pinned_allocations().empty());
+  CHECK(engine.read_parameters() == parameters);
+  CHECK(engine.gradients.read(engine.compute) == gradients);
+}
+
+TEST_CASE("What the constructor refuses on one GPU is told to the others", "[zero][cuda][law6][law9]") {
+  require_devices(3);
+  const Communicators comms(3);
+  std::vector<std::string> texts(3);
+  on_ranks(3, [&](int rank) {
+    const Rank engine;
+    const auto construct = [&] {
+      static_cast<void>(engine.optimizer(with_lr(rank == 1 ? -1.0 : 0.01), comms[rank]));
+    };
+    texts[static_cast<std::size_t>(rank)] =
+        rank == 1 ? message_of<std::invalid_argument>(construct) : message_of<so::CollectiveError>(construct);
+  });
+  for (const std::string& text : texts) CHECK_THAT(text, ContainsSubstring("lr"));
+  CHECK_THAT(texts[0], ContainsSubstring("rank 1"));
+  CHECK_THAT(texts[2], ContainsSubstring("rank 1"));
 }
 
 TEST_CASE("What a call refuses has enqueued nothing, and the next step is as if it had not been made",
@@ -81,7 +112,9 @@ TEST_CASE("What a call refuses has enqueued nothing, and the next step is as if 
       if (rank == 0) cuda_calls::reset();
       meet();
       if (disturbed && rank == 0) {
-        const auto refuse = [&](const auto& call) { texts.push_back(message_of<std::invalid_argument>(call)); };
+        const auto refuse = [&](const auto& call) {
+          texts.push_back(message_of<std::invalid_argument>(call));
+        };
         const auto misplace = [&](const auto& call) { texts.push_back(message_of<std::logic_error>(call)); };
         constexpr float nan = std::numeric_limits<float>::quiet_NaN();
         refuse([&] { optimizer->gradient_ready(engine.ids[1], engine.compute); });
@@ -112,7 +145,8 @@ TEST_CASE("What a call refuses has enqueued nothing, and the next step is as if 
   CHECK(parameters[0][0] == parameters[0][1]);
 }
 
-TEST_CASE("GPUs that are set up differently all get an error that names the first difference", "[zero][cuda][law6]") {
+TEST_CASE("GPUs that are set up differently all get an error that names the first difference",
+          "[zero][cuda][law6]") {
   const int world = GENERATE(2, 4);
   require_devices(world);
   const Communicators comms(world);
@@ -132,8 +166,10 @@ TEST_CASE("GPUs that are set up differently all get an error that names the firs
   check([](Rank&, Sharded::Config& c) { c.max_norm = 3.0f; }, "max_norm");
   check([](Rank&, Sharded::Config& c) { c.sharding.bucket_bytes = 1 << 20; }, "bucket");
   check([](Rank&, Sharded::Config& c) { c.reduction = so::Reduction::ordered; }, "reduction");
-  check([](Rank&, Sharded::Config& c) { c.initial_parameters = so::InitialParameters::trust; }, "initial_parameters");
-  check([](Rank& e, Sharded::Config&) { e.table.add({.name = "more", .shape = {0}, .offset = 0}); }, "parameter 3");
+  check([](Rank&, Sharded::Config& c) { c.initial_parameters = so::InitialParameters::trust; },
+        "initial_parameters");
+  check([](Rank& e, Sharded::Config&) { e.table.add({.name = "more", .shape = {0}, .offset = 0}); },
+        "parameter 3");
   // The communicator is as good as before.
   CHECK_NOTHROW(on_ranks(world, [&](int rank) {
     const Rank engine;
@@ -154,14 +190,12 @@ TEST_CASE("GPUs that begin with other parameters get an error, or rank 0's", "[z
     optimizer->verify_parameters();
     return engine.read_parameters();
   };
-  for (const std::string& text : messages<so::CollectiveError>(3, [&](int rank) {
-         static_cast<void>(start(so::InitialParameters::verify, rank));
-       })) {
+  for (const std::string& text : messages<so::CollectiveError>(
+           3, [&](int rank) { static_cast<void>(start(so::InitialParameters::verify, rank)); })) {
     CHECK_THAT(text, ContainsSubstring("'p0'"));
   }
-  for (const std::string& text : messages<so::CollectiveError>(3, [&](int rank) {
-         static_cast<void>(start(so::InitialParameters::trust, rank));
-       })) {
+  for (const std::string& text : messages<so::CollectiveError>(
+           3, [&](int rank) { static_cast<void>(start(so::InitialParameters::trust, rank)); })) {
     CHECK_THAT(text, ContainsSubstring("'p0'"));
   }
   std::vector<std::vector<float>> all(3);
@@ -202,7 +236,8 @@ TEST_CASE("Hyper-parameters that drift apart show in the ticket of every GPU", "
   }
 }
 
-TEST_CASE("A collective that fails in a step breaks the optimizer of each GPU cleanly", "[zero][cuda][law9]") {
+TEST_CASE("A collective that fails in a step breaks the optimizer of each GPU cleanly",
+          "[zero][cuda][law9]") {
   require_devices(2);
   const Communicators comms(2);
   struct Failing {

@@ -19,7 +19,6 @@ class Listener final : public so::Observer {
   std::vector<std::int64_t> after;
 };
 
-
 /// Bytes that CUDA was asked for while `world` ranks lived, against what was planned.
 struct Account {
   std::vector<std::int64_t> device;
@@ -92,7 +91,8 @@ TEST_CASE("An optimizer with an arena of the planned size allocates nothing", "[
   const Account a = account(2, false, [](const so::MemoryPlan& plan) {
     Given given;
     given.kept.push_back(std::make_unique<OwnMemory<std::byte>>(static_cast<std::size_t>(plan.device_bytes)));
-    given.kept.push_back(std::make_unique<OwnMemory<std::byte>>(static_cast<std::size_t>(plan.pinned_bytes), true));
+    given.kept.push_back(
+        std::make_unique<OwnMemory<std::byte>>(static_cast<std::size_t>(plan.pinned_bytes), true));
     given.memory = so::Arena{given.kept[0]->data(), given.kept[1]->data()};
     return given;
   });
@@ -144,15 +144,17 @@ TEST_CASE("A failed allocation is a CudaError, and nothing stays behind", "[zero
     engine.compute.synchronize();
     cuda_calls::reset();
     cuda_calls::fail(call, 1, cudaErrorMemoryAllocation);
-    const std::string text = message_of<so::CudaError>([&] { static_cast<void>(engine.optimizer(comms[0])); });
+    const std::string text =
+        message_of<so::CudaError>([&] { static_cast<void>(engine.optimizer(comms[0])); });
     CHECK(text.find(call) != std::string::npos);
     CHECK(text.find("cudaErrorMemoryAllocation") != std::string::npos);
-    CHECK(cuda_calls::enqueued() == 0);
+    CHECK(cuda_calls::launches() == 0);
   }
   CHECK_NOTHROW(engine.optimizer(comms[0]));
 }
 
-TEST_CASE("An arena that is null or not aligned is refused before anything is enqueued", "[zero][cuda][law9]") {
+TEST_CASE("An arena that is null or not aligned is refused before anything is launched",
+          "[zero][cuda][law9]") {
   require_devices(1);
   const Communicators comms(1);
   const Rank engine;
@@ -163,8 +165,11 @@ TEST_CASE("An arena that is null or not aligned is refused before anything is en
   cuda_calls::reset();
   CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{device.data(), nullptr}), std::invalid_argument);
   CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{nullptr, pinned.data()}), std::invalid_argument);
-  CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{device.data() + 64, pinned.data()}), std::invalid_argument);
-  CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{device.data(), pinned.data() + 8}), std::invalid_argument);
-  CHECK(cuda_calls::enqueued() == 0);
-  CHECK(cuda_calls::device_allocations().empty());
+  CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{device.data() + 64, pinned.data()}),
+                  std::invalid_argument);
+  CHECK_THROWS_AS(engine.optimizer(comms[0], so::Arena{device.data(), pinned.data() + 8}),
+                  std::invalid_argument);
+  CHECK(cuda_calls::launches() == 0);
+  CHECK(cuda_calls::pinned_allocations().empty());
+  CHECK(cuda_calls::count("cudaFree") == static_cast<std::int64_t>(cuda_calls::device_allocations().size()));
 }

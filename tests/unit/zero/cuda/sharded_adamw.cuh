@@ -6,8 +6,8 @@
 #include <support/cuda_ranks.hpp>
 #include <support/require_devices.hpp>
 
-#include <cstdint>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,7 +24,8 @@ using Sharded = so::ZeroOptimizer<so::AdamW, so::FlatSharding, so::Nccl, so::Ful
 /// One rank of an engine: a table of three parameters with a gap, its flat buffers, two streams.
 class Rank {
  public:
-  explicit Rank(std::int64_t scale = 1) : Rank(std::vector<std::int64_t>{700 * scale, 1, 1300 * scale + 11}) {}
+  explicit Rank(std::int64_t scale = 1)
+      : Rank(std::vector<std::int64_t>{700 * scale, 1, 1300 * scale + 11}) {}
 
   explicit Rank(const std::vector<std::int64_t>& sizes)
       : extent_(lay_out(sizes)),
@@ -34,7 +35,9 @@ class Rank {
     fill(parameters, 0.5f);
   }
 
-  [[nodiscard]] so::FlatBuffers<float, float> buffers() const { return {parameters.data(), gradients.data()}; }
+  [[nodiscard]] so::FlatBuffers<float, float> buffers() const {
+    return {parameters.data(), gradients.data()};
+  }
 
   /// Small buckets, so that there are several.
   [[nodiscard]] static Sharded::Config config() {
@@ -46,8 +49,8 @@ class Rank {
   }
   [[nodiscard]] std::unique_ptr<Sharded> optimizer(const Sharded::Config& with, ncclComm_t comm,
                                                    Sharded::Memory memory = {}) const {
-    return std::make_unique<Sharded>(table, with, so::Nccl::borrow(comm, communication), buffers(), std::move(memory),
-                                     compute);
+    return std::make_unique<Sharded>(table, with, so::Nccl::borrow(comm, communication), buffers(),
+                                     std::move(memory), compute);
   }
 
   /// value · (1 + k mod 5) for each element k, on the compute stream.
@@ -63,7 +66,8 @@ class Rank {
   std::int64_t lay_out(const std::vector<std::int64_t>& sizes) {
     std::int64_t at = 0;
     for (const std::int64_t size : sizes) {
-      ids.push_back(table.add({.name = std::string("p").append(std::to_string(ids.size())), .shape = {size}, .offset = at}));
+      ids.push_back(table.add(
+          {.name = std::string("p").append(std::to_string(ids.size())), .shape = {size}, .offset = at}));
       at += size + (ids.size() == 1 ? 3 : 0);
     }
     return at;

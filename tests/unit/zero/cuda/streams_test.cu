@@ -15,7 +15,8 @@ namespace {
 std::vector<float> gradient_of(const Rank& engine, int rank, int step) {
   std::vector<float> values(engine.gradients.size());
   for (std::size_t k = 0; k < values.size(); ++k) {
-    values[k] = 0.01f * static_cast<float>(static_cast<int>(k * 7 + static_cast<std::size_t>(step) * 3) % 23 - 11) *
+    values[k] = 0.01f *
+                static_cast<float>(static_cast<int>(k * 7 + static_cast<std::size_t>(step) * 3) % 23 - 11) *
                 static_cast<float>(rank + 1);
   }
   return values;
@@ -39,8 +40,8 @@ std::vector<float> serial_run(int world, int steps) {
   return result;
 }
 
-/// Waits a while on the device, so that what is not ordered behind it comes too early. (A simulated device has no clock
-/// that would matter.)
+/// Waits a while on the device, so that what is not ordered behind it comes too early. (A simulated device
+/// has no clock that would matter.)
 __global__ void dawdle(std::int64_t cycles) {
   const std::int64_t start = clock64();
   for (int turn = 0; turn < 1000 && clock64() - start < cycles; ++turn) __nanosleep(2000);
@@ -55,7 +56,8 @@ __global__ void copy_slowly(float* to, const float* from, std::int64_t count, st
 /// Calls that make the host wait for a device.
 std::int64_t waits() {
   return cuda_calls::count("cudaStreamSynchronize") + cuda_calls::count("cudaEventSynchronize") +
-         cuda_calls::count("cudaDeviceSynchronize") + cuda_calls::count("cudaMemcpy") + cuda_calls::count("cudaMemset");
+         cuda_calls::count("cudaDeviceSynchronize") + cuda_calls::count("cudaMemcpy") +
+         cuda_calls::count("cudaMemset");
 }
 
 }  // namespace
@@ -78,8 +80,8 @@ TEST_CASE("Gradients may come from several streams, parameters go to another", "
       consumer.synchronize();
       for (std::size_t k = 0; k < engine.ids.size(); ++k) {
         const auto& entry = engine.table[engine.ids[k]];
-        copy_slowly<<<1, 256, 0, producers[k]>>>(engine.gradients.data() + entry.offset, fresh.data() + entry.offset,
-                                                 entry.numel, 50000 << (2 * k));
+        copy_slowly<<<1, 256, 0, producers[k]>>>(engine.gradients.data() + entry.offset,
+                                                 fresh.data() + entry.offset, entry.numel, 50000 << (2 * k));
         optimizer->gradient_ready(engine.ids[k], producers[k]);
       }
       static_cast<void>(optimizer->step({}, engine.compute));
@@ -95,7 +97,8 @@ TEST_CASE("Gradients may come from several streams, parameters go to another", "
       const auto& entry = engine.table[id];
       optimizer->wait_parameters(id, consumer);
       succeed(cudaMemcpyAsync(seen.data() + entry.offset, engine.parameters.data() + entry.offset,
-                              static_cast<std::size_t>(entry.numel) * sizeof(float), cudaMemcpyDeviceToDevice, consumer));
+                              static_cast<std::size_t>(entry.numel) * sizeof(float), cudaMemcpyDeviceToDevice,
+                              consumer));
     }
     got[rank] = seen.read(consumer);
   });
@@ -163,13 +166,14 @@ TEST_CASE("Two optimizers share a communicator, and the engine uses it between t
     const Rank second;
     // Both on the stream of the first: what one communicator does stands in one order.
     const auto a = first.optimizer(comms[rank]);
-    const Sharded b(second.table, Rank::config(), so::Nccl::borrow(comms[rank], first.communication), second.buffers(),
-                    second.compute);
+    const Sharded b(second.table, Rank::config(), so::Nccl::borrow(comms[rank], first.communication),
+                    second.buffers(), second.compute);
     Sharded& other = const_cast<Sharded&>(b);
     const OwnMemory<float> loss(1);
     loss.write({1.0f}, first.communication);
     const auto engines_own = [&] {
-      succeed(ncclAllReduce(loss.data(), loss.data(), 1, ncclFloat32, ncclSum, comms[rank], first.communication));
+      succeed(
+          ncclAllReduce(loss.data(), loss.data(), 1, ncclFloat32, ncclSum, comms[rank], first.communication));
     };
     for (int step = 0; step < steps; ++step) {
       const auto gradient = gradient_of(first, rank, step);
@@ -203,8 +207,8 @@ TEST_CASE("A communicator of the optimizer's own works like a borrowed one", "[z
   std::vector<float> got[2];
   on_ranks(2, [&](int rank) {
     const Rank engine;
-    Sharded optimizer(engine.table, Rank::config(), so::Nccl::create(id, rank, 2, engine.communication), engine.buffers(),
-                      engine.compute);
+    Sharded optimizer(engine.table, Rank::config(), so::Nccl::create(id, rank, 2, engine.communication),
+                      engine.buffers(), engine.compute);
     for (int step = 0; step < 2; ++step) {
       engine.gradients.write(gradient_of(engine, rank, step), engine.compute);
       static_cast<void>(optimizer.step({}, engine.compute));
@@ -228,7 +232,8 @@ TEST_CASE("The current device and the last error of a thread stay as they were",
     std::string& fault = faults[static_cast<std::size_t>(rank)];
     engine.compute.synchronize();
     succeed(cudaSetDevice(1 - rank));
-    static_cast<void>(cudaMemcpy(nullptr, nullptr, 1, static_cast<cudaMemcpyKind>(99)));  // the engine's own mistake
+    static_cast<void>(
+        cudaMemcpy(nullptr, nullptr, 1, static_cast<cudaMemcpyKind>(99)));  // the engine's own mistake
     const cudaError_t pending = cudaPeekAtLastError();
     if (pending == cudaSuccess) fault += " no error to leave alone";
     const auto leaves = [&](const char* call) {
@@ -327,15 +332,16 @@ TEST_CASE("Kernels are launched a bucket, never a parameter", "[zero][cuda]") {
       meet();
       if (rank == 0) {
         launches.push_back(cuda_calls::launches());
-        for (const char* call : {"ncclReduceScatter", "ncclAllGather", "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclSend"}) {
+        for (const char* call : {"ncclReduceScatter", "ncclAllGather", "ncclAllReduce", "ncclReduce",
+                                 "ncclBroadcast", "ncclSend"}) {
           collectives.push_back(cuda_calls::count(call));
         }
       }
       meet();
     });
   }
-  // A bucket: squares, update. A step: the digest, the norm, the decision. The bucket with a gap in it is packed and unpacked
-  // for gradients and for parameters.
+  // A bucket: squares, update. A step: the digest, the norm, the decision. The bucket with a gap in it is
+  // packed and unpacked for gradients and for parameters.
   CHECK(launches.front() == 2 * (4 * 2 + 3 + 4));
   CHECK(launches.back() == launches.front());
   CHECK(collectives[0] == 2 * 4);

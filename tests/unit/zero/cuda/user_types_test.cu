@@ -18,7 +18,9 @@ struct Halve {
   struct Constants {
     float lr;
   };
-  [[nodiscard]] SHARDOPT_HD Constants constants(so::StepScalars s) const { return {so::math::mul(lr, s.lr_factor)}; }
+  [[nodiscard]] SHARDOPT_HD Constants constants(so::StepScalars s) const {
+    return {so::math::mul(lr, s.lr_factor)};
+  }
   template <class V>
   [[nodiscard]] SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>&) {
     return so::math::fma(so::math::neg(c.lr), grad, so::math::mul(V(0.5f), param));
@@ -53,12 +55,13 @@ TEST_CASE("Rules and policies may be types that only one file knows", "[zero][cu
     table.add({.name = "a", .shape = {4}, .offset = 0});
     table.add({.name = "b", .shape = {5}, .offset = 5});
     Optimizer optimizer(table, {}, so::Nccl::borrow(comms[rank], communication),
-                        so::FlatBuffers<__nv_bfloat16, float>{reinterpret_cast<__nv_bfloat16*>(parameters.data()),
-                                                              gradients.data()},
+                        so::FlatBuffers<__nv_bfloat16, float>{
+                            reinterpret_cast<__nv_bfloat16*>(parameters.data()), gradients.data()},
                         compute);
     static_cast<void>(optimizer.step({.gradient_scale = 0.25f}, compute));
     optimizer.wait_parameters(compute);
-    for (const std::uint16_t bits : parameters.read(compute)) got[rank].push_back(so::to_float(so::bf16{bits}));
+    for (const std::uint16_t bits : parameters.read(compute))
+      got[rank].push_back(so::to_float(so::bf16{bits}));
   });
   const std::vector<float> expected{0.5f, 0.5f, 0.5f, 0.5f, 2.0f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f};
   CHECK(got[0] == expected);
@@ -91,7 +94,8 @@ TEST_CASE("Collectives of no element return and touch nothing", "[collectives][c
   CHECK(got[1] == got[0]);
 }
 
-TEST_CASE("A collective that checks its calls tells all ranks what others called", "[collectives][cuda][B065]") {
+TEST_CASE("A collective that checks its calls tells all ranks what others called",
+          "[collectives][cuda][B065]") {
   require_devices(2);
   const Communicators comms(2);
   std::vector<std::string> texts[2];
@@ -104,13 +108,17 @@ TEST_CASE("A collective that checks its calls tells all ranks what others called
     const std::vector<std::int64_t> ten{0, 5, 10};
     const std::vector<std::int64_t> twelve{0, 6, 12};
     const std::vector<std::int64_t> uneven{0, 7, 10};
-    const auto differ = [&](const auto& call) { texts[rank].push_back(message_of<so::CollectiveError>(call)); };
+    const auto differ = [&](const auto& call) {
+      texts[rank].push_back(message_of<so::CollectiveError>(call));
+    };
     differ([&] {
-      comm.reduce_scatter(buffer.data(), {rank == 0 ? ten : twelve}, so::Dtype::fp32, so::Reduction::native, nullptr);
+      comm.reduce_scatter(buffer.data(), {rank == 0 ? ten : twelve}, so::Dtype::fp32, so::Reduction::native,
+                          nullptr);
     });
     differ([&] {
       if (rank == 0) comm.all_gather(buffer.data(), {ten}, so::Dtype::fp32);
-      if (rank == 1) comm.reduce_scatter(buffer.data(), {ten}, so::Dtype::fp32, so::Reduction::native, nullptr);
+      if (rank == 1)
+        comm.reduce_scatter(buffer.data(), {ten}, so::Dtype::fp32, so::Reduction::native, nullptr);
     });
     differ([&] { comm.broadcast(buffer.data(), 40, rank); });
     differ([&] { comm.all_gather(buffer.data(), {ten}, rank == 0 ? so::Dtype::fp32 : so::Dtype::bf16); });
