@@ -92,7 +92,7 @@ TEMPLATE_TEST_CASE("Odd sizes and unaligned buffers update every element", "[rep
   using Grad = typename TestType::Grad;
   const int world = GENERATE(1, 2, 3);
   const std::size_t shift =
-      GENERATE(0, 1, 2, 3);  // elements behind a 16-byte boundary: 2 and 4 bytes, and more
+      GENERATE(0U, 1U, 2U, 3U);  // elements behind a 16-byte boundary: 2 and 4 bytes, and more
   CAPTURE(world, shift);
   const auto table = table_of_sizes({3, 5, 7, 1, 64, 9});
   const auto values = on_ranks(world, [&](HostThreads comm) {

@@ -58,6 +58,13 @@ template <class Rule, class Sharding, class Precision>
             std::to_string(static_cast<int>(config.non_finite)) + ", count_skipped_updates " +
             std::to_string(config.count_skipped_updates) + ", initial_parameters " +
             std::to_string(static_cast<int>(config.initial_parameters)));
+  std::string loss_scale = "loss_scale";
+  if (config.loss_scale) {
+    for_each_field(*config.loss_scale, [&](const auto& field) {
+      loss_scale.append(" ").append(exact_text(static_cast<double>(field)));
+    });
+  }
+  setup.add(config.loss_scale ? loss_scale : "loss_scale none");
   for (const auto& group : config.groups)
     setup.add("group " + detail::in_quotes(group.name) + ": " + text_of_rule(group.rule));
   std::size_t index = 0;
