@@ -44,38 +44,19 @@ class WarpGrain {
     double sum = 0.0;
     SHARDOPT_UNROLL
     for (int row = 0; row < rows; ++row) {
-      const double wide = math::widen(values_[row]);
-      sum = math::fma(wide, wide,
-                      sum);  // squares of floats are exact in double: the bits of a product and a sum
-    }
-    sum = over_warp(sum);
-    return math::is_finite(sum)
-               ? sum
-               : finite_squares(non_finite);  // finite squares cannot overflow; a warp agrees
-  }
-
- private:
-  /// The same where some element is not finite: rare, so it may take its time.
-  [[nodiscard]] __device__ __forceinline__ double finite_squares(unsigned& non_finite) const {
-    double sum = 0.0;
-    SHARDOPT_UNROLL
-    for (int row = 0; row < rows; ++row) {
       const bool finite = math::is_finite(values_[row]);
       non_finite += finite ? 0U : 1U;
       const double wide = finite ? math::widen(values_[row]) : 0.0;
-      sum = math::fma(wide, wide, sum);
+      sum = math::add(sum, math::mul(wide, wide));
     }
-    return over_warp(sum);
-  }
-
-  /// Partial sums 16 apart, 8, 4, 2, 1; partial sum s lies in thread s, or in thread s/2 + 16·(s mod 2).
-  [[nodiscard]] __device__ __forceinline__ double over_warp(double sum) const {
+    // Partial sums 16 apart, 8, 4, 2, 1; partial sum s lies in thread s, or in thread s/2 + 16·(s mod 2).
     SHARDOPT_UNROLL
     for (int apart = 16; apart > 1; apart /= 2)
       sum = math::add(sum, from_partner(sum, paired_ ? apart / 2 : apart));
     return math::add(sum, from_partner(sum, paired_ ? 16 : 1));
   }
 
+ private:
   [[nodiscard]] static __device__ __forceinline__ double from_partner(double sum, int distance) {
     return __shfl_xor_sync(all_threads, sum, distance);
   }
