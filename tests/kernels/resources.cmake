@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the test of tests/kernels runs: compiles SOURCE for the ARCHITECTURES and reads what ptxas says of each kernel. None may
+# What the test of tests/kernels runs: compiles SOURCE for the ARCHITECTURES (80,90) and reads what ptxas says of each kernel. None may
 # spill registers or use local memory (a stack frame), and each kernel that the headers define must be among them.
+string(REPLACE "," ";" ARCHITECTURES "${ARCHITECTURES}")
 set(generate)
 foreach(architecture IN LISTS ARCHITECTURES)
   list(APPEND generate -gencode arch=compute_${architecture},code=sm_${architecture})
