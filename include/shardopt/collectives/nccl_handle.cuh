@@ -95,6 +95,8 @@ class NcclHandle {
       if (!owns_ && !options_.abort_borrowed) return;
       aborted_ = true;
     }
+    const std::lock_guard lock(comm_mutex_);
+    gone_ = true;
     static_cast<void>(ncclCommAbort(comm_));
   }
 
@@ -120,7 +122,7 @@ class NcclHandle {
     while (status == ncclInProgress) {
       throw_if_failed();
       std::this_thread::sleep_for(std::chrono::microseconds(50));
-      if (ncclCommGetAsyncError(comm_, &status) != ncclSuccess) status = ncclInternalError;
+      status = asynchronous_status();
     }
     if (status == ncclSuccess) return;
     throw_if_failed();
@@ -159,6 +161,14 @@ class NcclHandle {
     return status;
   }
 
+  /// What NCCL says of the communicator; "in progress" of one that another thread has given up meanwhile.
+  [[nodiscard]] ncclResult_t asynchronous_status() const {
+    const std::lock_guard lock(comm_mutex_);
+    if (gone_) return ncclInProgress;
+    ncclResult_t status = ncclSuccess;
+    return ncclCommGetAsyncError(comm_, &status) == ncclSuccess ? status : ncclInternalError;
+  }
+
   [[nodiscard]] Cuda::Event take_event() {
     {
       const std::lock_guard lock(mutex_);
@@ -193,15 +203,14 @@ class NcclHandle {
   /// Drops what has finished. @return what is wrong, or nothing
   [[nodiscard]] std::string collect(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
-    ncclResult_t status = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
+    const ncclResult_t status = asynchronous_status();
     lock.lock();
     while (!pending_.empty() && cudaEventQuery(pending_.front().event.get()) != cudaErrorNotReady) {
       spare_.push_back(std::move(pending_.front().event));
       pending_.pop_front();
       progress_ = Clock::now();
     }
-    if (asked == ncclSuccess && status != ncclSuccess && status != ncclInProgress) {
+    if (status != ncclSuccess && status != ncclInProgress) {
       return std::string("NCCL reports: ") + ncclGetErrorString(status);
     }
     if (!pending_.empty() && Clock::now() - progress_ > options_.deadline) {
@@ -220,6 +229,8 @@ class NcclHandle {
   std::atomic<bool> failed_{false};
   std::string failure_;
   bool aborted_ = false;
+  mutable std::mutex comm_mutex_;  ///< asking about the communicator and giving it up exclude each other
+  bool gone_ = false;              ///< under comm_mutex_: the communicator is no more
   bool stopping_ = false;
   std::string label_ = "the start";
   std::deque<Pending> pending_;
