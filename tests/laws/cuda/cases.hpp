@@ -10,6 +10,7 @@
 #include <shardopt/sharding/per_parameter_sharding.hpp>
 #include <shardopt/sharding/replicated.hpp>
 #include <shardopt/zero/config.hpp>
+#include <support/foreign_policies.hpp>
 
 #include <algorithm>
 #include <array>
@@ -21,70 +22,6 @@
 /// Rules × policies × precisions, so chosen that every pair of a policy and a precision, and almost every
 /// pair of a rule and another, occurs: nvcc takes seconds for each.
 namespace test {
-
-/// A rule as a user writes it, without a name: steps by the sign of a running mean and counts the visits of
-/// each element.
-struct SignRule {
-  float lr = 1e-2f;
-  float decay = 0.75f;
-
-  template <class V>
-  struct State {
-    V mean;
-    V visits;
-  };
-  struct Constants {
-    float negative_lr;
-    float decay;
-    float taken;
-  };
-
-  [[nodiscard]] SHARDOPT_HD Constants constants(so::StepScalars scalars) const {
-    return {so::math::neg(so::math::mul(lr, scalars.lr_factor)), decay, so::math::sub(1.0f, decay)};
-  }
-
-  template <class V>
-  [[nodiscard]] SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>& state) {
-    state.mean = so::math::fma(c.decay, state.mean, so::math::mul(c.taken, grad));
-    state.visits = so::math::add(state.visits, V(1.0f));
-    const V one(1.0f);
-    const V direction = so::math::select(so::math::less(state.mean, V(0.0f)), so::math::neg(one), one);
-    return so::math::fma(c.negative_lr, direction, param);
-  }
-};
-static_assert(so::OptimizerRule<SignRule>);
-
-/// A policy as a user writes it: grain after grain to the ranks in a stride of three; each bucket holds a
-/// grain more than the one before.
-struct ScatterSharding {
-  std::int64_t bucket_bytes = 3 * 256 * 4;  ///< of the first bucket
-
-  static constexpr std::string_view name = "scatter";
-  static constexpr bool updates_everything = false;
-
-  [[nodiscard]] so::ShardPlan plan(const so::FlatSpace& space, int world, std::int64_t gradient_bytes) const {
-    so::ShardPlan plan;
-    std::int64_t left = 0;
-    std::int64_t size = std::max(bucket_bytes / (gradient_bytes * so::grain_elements), std::int64_t{1});
-    std::size_t parameter = 0;
-    std::int64_t index = 0;
-    for (std::int64_t begin = 0; begin < space.elements; ++index) {
-      const std::int64_t border = (begin / so::grain_elements + 1) * so::grain_elements;
-      const std::int64_t end = std::min(border, space.end_of(parameter));
-      plan.runs.push_back({{begin, end}, static_cast<int>((index * 3 + 1) % world)});
-      if (left == 0) {
-        plan.buckets.push_back({begin, end});
-        left = size++;
-      }
-      plan.buckets.back().end = end;
-      --left;
-      if (end == space.end_of(parameter)) ++parameter;
-      begin = end;
-    }
-    return plan;
-  }
-};
-static_assert(so::ShardingPolicy<ScatterSharding>);
 
 template <class R, class S, class P>
 struct Case {
@@ -128,13 +65,23 @@ void override_with(const Workload::Hyper& hyper, Rule& rule) {
   if constexpr (requires { rule.momentum; }) set(rule.momentum, hyper.momentum);
 }
 
+/// A policy whose buckets hold about as many bytes of fp32 gradients.
+template <class Sharding>
+[[nodiscard]] Sharding sharding_of(std::int64_t bucket_bytes) {
+  if constexpr (std::is_same_v<Sharding, ScatterSharding>) {
+    return {.grains = (std::max)(bucket_bytes / (so::grain_elements * 4), std::int64_t{1})};
+  } else {
+    return {.bucket_bytes = bucket_bytes};
+  }
+}
+
 template <class Case>
 [[nodiscard]] so::OptimizerConfig<typename Case::Rule, typename Case::Sharding> config_of(
     const Workload& workload) {
   auto groups = groups_of<typename Case::Rule>(workload.variant);
   for (auto& group : groups) override_with(workload.hyper, group.rule);
   return {.groups = std::move(groups),
-          .sharding = {.bucket_bytes = workload.bucket_bytes},
+          .sharding = sharding_of<typename Case::Sharding>(workload.bucket_bytes),
           .reduction = workload.reduction,
           .max_norm = workload.max_norm,
           .non_finite = workload.non_finite,
