@@ -20,6 +20,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Far beyond what an error takes on a busy machine under a sanitizer: who exceeds it was waiting.
+constexpr double waited_seconds = 30;
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -42,7 +45,7 @@ TEST_CASE("Ranks that own nothing take part like all others", "[reports][B064][h
     }
     return engine.values();
   });
-  CHECK(seconds_since(start) < 10);
+  CHECK(seconds_since(start) < waited_seconds);
   for (const auto& rank : values) CHECK(rank == std::vector<double>(static_cast<std::size_t>(3 * cut), -3.0));
   for (const auto& log : logs) {
     REQUIRE(log->calls.size() == logs[0]->calls.size());
@@ -133,7 +136,7 @@ TEST_CASE("Ranks whose collectives differ are both told how, at once, and nothin
       const int rank = comm.rank();
       c.call(comm, data[static_cast<std::size_t>(rank)], rank == 1);
     });
-    CHECK(seconds_since(start) < 1);
+    CHECK(seconds_since(start) < waited_seconds);
     for (const std::string& message : messages) {
       CAPTURE(message);
       CHECK(message.find("rank 0") != std::string::npos);
@@ -162,7 +165,7 @@ TEST_CASE("When one rank throws, the others get its words and all threads join",
   } catch (const std::runtime_error& error) {
     thrown = error.what();
   }
-  CHECK(seconds_since(start) < 1);
+  CHECK(seconds_since(start) < waited_seconds);
   CHECK(thrown == "no more samples");
   for (const int rank : {0, 1, 3}) {
     CHECK(seen[static_cast<std::size_t>(rank)].find("rank 2 failed: no more samples") != std::string::npos);
@@ -175,7 +178,7 @@ TEST_CASE("A rank that leaves while others wait for it is an error for them", "[
     comm.barrier();
     if (comm.rank() != 1) comm.barrier();
   });
-  CHECK(seconds_since(start) < 1);
+  CHECK(seconds_since(start) < waited_seconds);
   CHECK(messages[1] == "");
   for (const std::size_t rank : {0U, 2U, 3U})
     CHECK(messages[rank].find("rank 1 has left while others wait for it in barrier") != std::string::npos);

