@@ -31,13 +31,15 @@ INVOKE(SetFactors)
 INVOKE(OpenStep)
 INVOKE(MeasureStep)
 INVOKE(ReadResult)
+INVOKE(AssignCounters)
 
-#define FOR_TYPE(T)                                                                                       \
-  template void so::Cuda::add_squares<T>(const so::Tile*, std::int64_t, std::int64_t*, std::int64_t*,     \
-                                         cudaStream_t) const;                                             \
-  template void so::Cuda::pack<T>(const so::Tile*, std::int64_t, so::TileField, T*, cudaStream_t) const;  \
-  template void so::Cuda::unpack<T>(const so::Tile*, std::int64_t, so::TileField, const T*, cudaStream_t) \
-      const;                                                                                              \
+#define FOR_TYPE(T)                                                                                          \
+  template void so::Cuda::add_squares<T>(const so::Tile*, std::int64_t, std::int64_t*, std::int64_t*,        \
+                                         cudaStream_t) const;                                                \
+  template void so::Cuda::pack<T>(const so::Tile*, std::int64_t, so::TileField, T*, cudaStream_t) const;     \
+  template void so::Cuda::unpack<T>(const so::Tile*, std::int64_t, so::TileField, const T*, cudaStream_t)    \
+      const;                                                                                                 \
+  template void so::Cuda::round_masters<T>(const so::Tile*, std::int64_t, const float*, cudaStream_t) const; \
   template void so::Cuda::initialize_masters<T>(const so::Tile*, std::int64_t, float*, cudaStream_t) const;
 FOR_TYPE(float)
 FOR_TYPE(so::bf16)

@@ -265,6 +265,14 @@ class Cuda {
     }
   }
 
+  /// parameter = master[state index], rounded as the update rounds, for the tiles' elements.
+  template <class Param>
+  void round_masters(const Tile* tiles, std::int64_t tile_count, const float* master, Stream stream) const {
+    if (tile_count > 0) {
+      launch(detail::round_masters_kernel<Param>, tile_count, detail::block_threads, stream, tiles, master);
+    }
+  }
+
   /// *sum += digest of `count` elements of a 2- or 4-byte type, the first of which has index `first`.
   template <class Bits>
   void add_digest(const Bits* elements, std::int64_t count, std::uint64_t first, std::uint64_t* sum,
@@ -290,7 +298,7 @@ class Cuda {
     }
   }
 
-  /// Device memory to device memory, of peers too.
+  /// Device memory to device memory, of peers too, or to memory that allocate_pinned gave and back. Enqueues.
   void copy(void* to, const void* from, std::int64_t bytes, Stream stream) const {
     if (bytes == 0) return;
     const CudaDeviceGuard guard(ordinal_);

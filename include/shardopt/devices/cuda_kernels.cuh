@@ -49,6 +49,17 @@ __global__ void __launch_bounds__(block_threads) initialize_masters_kernel(const
   }
 }
 
+/// parameter = master[state index] rounded, a block a tile.
+template <class Param>
+__global__ void __launch_bounds__(block_threads)
+    round_masters_kernel(const Tile* tiles, const float* master) {
+  const Tile tile = tiles[blockIdx.x];
+  Param* parameter = static_cast<Param*>(tile.parameter);
+  for (std::uint32_t at = threadIdx.x; at < tile.count; at += block_threads) {
+    parameter[at] = from_float<Param>(master[tile.state + at]);
+  }
+}
+
 /// *sum += digest of the elements, in any order.
 template <class Bits>
 __global__ void __launch_bounds__(block_threads)

@@ -84,6 +84,10 @@ class Host {
   void download(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {
     copy_bytes(to, from, bytes);
   }
+  /// Device memory to device memory, or to memory that allocate_pinned gave and back.
+  void copy(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {
+    copy_bytes(to, from, bytes);
+  }
   /// Zeroes bytes of device memory.
   void fill_zero(void* to, std::int64_t bytes, Stream) const noexcept {
     if (bytes > 0) std::memset(to, 0, static_cast<std::size_t>(bytes));
@@ -132,6 +136,15 @@ class Host {
     for (const Tile& tile : std::span(tiles, static_cast<std::size_t>(tile_count))) {
       const auto* parameter = static_cast<const Param*>(tile.parameter);
       for (std::uint32_t i = 0; i < tile.count; ++i) master[tile.state + i] = to_float(parameter[i]);
+    }
+  }
+
+  /// parameter = master[state index], rounded as the update rounds, for the tiles' elements.
+  template <class Param>
+  void round_masters(const Tile* tiles, std::int64_t tile_count, const float* master, Stream) const noexcept {
+    for (const Tile& tile : std::span(tiles, static_cast<std::size_t>(tile_count))) {
+      auto* parameter = static_cast<Param*>(tile.parameter);
+      for (std::uint32_t i = 0; i < tile.count; ++i) parameter[i] = from_float<Param>(master[tile.state + i]);
     }
   }
 

@@ -46,6 +46,10 @@ struct BasicAdam {
                                                ? (amsgrad ? "adamw_amsgrad" : "adamw")
                                                : (amsgrad ? "adam_amsgrad" : "adam");
 
+  /// Names of the hyper-parameters, in order.
+  static constexpr std::array<std::string_view, 6> hyper_parameter_names{"lr",  "beta1",        "beta2",
+                                                                         "eps", "weight_decay", "maximize"};
+
   /// The two moments of an element.
   template <class V>
   struct Moments {

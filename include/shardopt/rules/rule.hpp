@@ -92,6 +92,10 @@ concept MakesConstants = requires(const Rule rule, StepScalars scalars) {
 /// - `static constexpr std::string_view name`;
 /// - `static constexpr std::array<std::string_view, n> state_names`: the names of State's
 ///   members in checkpoints and state buffers;
+/// - `static constexpr std::array<std::string_view, n> hyper_parameter_names`: the names of the rule's own
+///   members in checkpoints;
+/// - `static constexpr int version`, counted up when the meaning of State changes: checkpoints of another
+///   version are refused;
 /// - `void validate() const`, which throws std::invalid_argument for a hyper-parameter out of range;
 /// - `bool stateless() const`, true where these hyper-parameters need no state: then none is kept, and update
 ///   is handed zeros.
@@ -127,6 +131,34 @@ inline constexpr std::array<std::string_view, state_count<Rule>> state_names = [
     for (std::size_t k = 0; k != names.size(); ++k) names[k] = numbered[k];
   }
   return names;
+}();
+
+/// The names of a rule's hyper-parameters: its own, or "hyper_parameter_0", …
+template <OptimizerRule Rule>
+inline constexpr std::array<std::string_view, field_count<Rule>> hyper_parameter_names = [] {
+  std::array<std::string_view, field_count<Rule>> names{};
+  if constexpr (requires { Rule::hyper_parameter_names; }) {
+    static_assert(std::size(Rule::hyper_parameter_names) == field_count<Rule>,
+                  "shardopt: hyper_parameter_names must name each member of the rule");
+    for (std::size_t k = 0; k != names.size(); ++k) names[k] = Rule::hyper_parameter_names[k];
+  } else {
+    constexpr std::array<std::string_view, detail::most_fields> numbered{
+        "hyper_parameter_0", "hyper_parameter_1", "hyper_parameter_2",  "hyper_parameter_3",
+        "hyper_parameter_4", "hyper_parameter_5", "hyper_parameter_6",  "hyper_parameter_7",
+        "hyper_parameter_8", "hyper_parameter_9", "hyper_parameter_10", "hyper_parameter_11"};
+    for (std::size_t k = 0; k != names.size(); ++k) names[k] = numbered[k];
+  }
+  return names;
+}();
+
+/// A rule's version: its own, or 1.
+template <OptimizerRule Rule>
+inline constexpr int rule_version = [] {
+  if constexpr (requires { Rule::version; }) {
+    return static_cast<int>(Rule::version);
+  } else {
+    return 1;
+  }
 }();
 
 /// Checks the hyper-parameters, if the rule says how.

@@ -33,6 +33,10 @@ struct SGD {
   /// As it stands in messages and checkpoints.
   static constexpr std::string_view name = "sgd";
 
+  /// Names of the hyper-parameters, in order.
+  static constexpr std::array<std::string_view, 6> hyper_parameter_names{
+      "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"};
+
   /// State of one element.
   template <class V>
   struct State {

@@ -92,11 +92,24 @@ class RankState {
     for (std::size_t k = 0; k < buffers_.size(); ++k) {
       if (plan_.buffers[k].name != "master") device.fill_zero(buffers_[k], plan_.buffers[k].bytes, stream);
     }
+    initialize_masters(device, stream);
+  }
+
+  /// master = parameter, where masters are kept.
+  void initialize_masters(const Device& device, Stream stream) const {
     if constexpr (Precision::has_master) {
       for (const BucketTiles& bucket : tiles_) {
         device.template initialize_masters<Param>(bucket.updated.tiles, bucket.updated.count, master(),
                                                   stream);
       }
+    }
+  }
+
+  /// parameter = master, rounded, for what this rank updates of a bucket; nothing where no masters are kept.
+  void round_masters(std::size_t bucket, const Device& device, Stream stream) const {
+    if constexpr (Precision::has_master) {
+      const TileRun& tiles = tiles_[bucket].updated;
+      device.template round_masters<Param>(tiles.tiles, tiles.count, master(), stream);
     }
   }
 

@@ -185,6 +185,17 @@ struct ReadResult {
   SHARDOPT_HD void operator()() const { *slot = state->result; }
 };
 
+/// Between steps: other counters.
+struct AssignCounters {
+  StepState* to;
+  StepCounters counters;
+
+  SHARDOPT_HD void operator()() const {
+    to->counters = counters;
+    to->before = counters;
+  }
+};
+
 /// Between steps: other hyper-parameters for a group. Not a member of the optimizer: nvcc takes no private
 /// type for a kernel.
 template <OptimizerRule Rule>

@@ -16,6 +16,8 @@
 #include <shardopt/zero/preparation.hpp>
 #include <shardopt/zero/rank_state.hpp>
 #include <shardopt/zero/setup_digest.hpp>
+#include <shardopt/zero/state_gatherer.hpp>
+#include <shardopt/zero/state_run.hpp>
 #include <shardopt/zero/step_control.hpp>
 #include <shardopt/zero/ticket.hpp>
 
@@ -312,6 +314,128 @@ class ZeroOptimizer {
   /// elements in shard order; empty if no such buffer is kept.
   [[nodiscard]] std::span<float> state(std::string_view name) const noexcept { return state_->buffer(name); }
 
+  /// All states that this rank keeps, run by run: by state, each in flat order. For an engine that writes
+  /// files of its own. Device memory: read it behind the last step on its stream, write it between steps
+  /// (then set_counters, restore_parameters).
+  [[nodiscard]] std::vector<StateRun> states() const { return runs(detail::StateCover::kept); }
+
+  /// Those that this rank speaks for: over the ranks, each element once. The same as states() unless the
+  /// sharding policy lets every rank keep everything.
+  [[nodiscard]] std::vector<StateRun> owned_states() const { return runs(detail::StateCover::disjoint); }
+
+  /// Copies this rank's part of a whole state from host memory: what an engine had before. Waits for what
+  /// `stream` holds.
+  /// @param values  all elements of the parameter
+  /// @throws std::invalid_argument for an unknown or frozen parameter, an unknown state, or another number of
+  /// values
+  void set_state(std::string_view parameter, std::string_view state, std::span<const float> values,
+                 Stream stream) {
+    require_between_steps("set_state");
+    const ParameterTable::Entry& entry = table_[table_.storage_of(table_.id_of(parameter))];
+    const std::string what = "state " + detail::in_quotes(state) + " of " + detail::in_quotes(parameter);
+    if (entry.frozen)
+      throw std::invalid_argument("shardopt: set_state: parameter " + detail::in_quotes(parameter) +
+                                  " is frozen: it has no state");
+    if (!keeps(state)) throw std::invalid_argument("shardopt: set_state: no " + what + " is kept");
+    if (static_cast<std::int64_t>(values.size()) != entry.numel) {
+      throw std::invalid_argument("shardopt: set_state: " + what + " has " + std::to_string(entry.numel) +
+                                  " elements, not " + std::to_string(values.size()));
+    }
+    guarded("set_state", [&] {
+      settle(stream);
+      for (const StateRun& run : states()) {
+        if (run.state != state || run.parameter.data() != entry.name.data()) continue;
+        comm_.device().upload(run.data, values.data() + run.range.begin,
+                              run.range.size() * static_cast<std::int64_t>(sizeof(float)), stream);
+      }
+      comm_.device().synchronize(stream);
+    });
+  }
+
+  /// Brings all states to one rank's host memory, by state, each in table order; on other ranks the result is
+  /// empty. Collective; waits. Takes device memory for one bucket of floats beside what was planned.
+  /// @throws std::invalid_argument for a rank that does not exist
+  [[nodiscard]] std::vector<FullState> gather_state(int root, Stream stream) {
+    require_between_steps("gather_state");
+    if (root < 0 || root >= world())
+      throw std::invalid_argument("shardopt: gather_state: there is no rank " + std::to_string(root));
+    return guarded("gather_state", [&] {
+      settle(stream);
+      comm_.device().synchronize(stream);
+      return gather_all(root);
+    });
+  }
+
+  /// Sets what is counted: after states were brought back. The same on every rank. Waits for what `stream`
+  /// holds.
+  /// @throws std::invalid_argument for negative counts, or a loss scale where none is configured
+  void set_counters(const StepCounters& counters, Stream stream) {
+    require_between_steps("set_counters");
+    if (counters.iteration < 0 || counters.updates < 0 || counters.loss_scale_good_steps < 0)
+      throw std::invalid_argument("shardopt: set_counters: counts cannot be negative");
+    if (!math::is_finite(counters.loss_scale) || !math::less(0.0f, counters.loss_scale))
+      throw std::invalid_argument("shardopt: set_counters: loss_scale must be positive and finite");
+    if (!config_.loss_scale && !math::equal(counters.loss_scale, 1.0f)) {
+      throw std::invalid_argument(
+          "shardopt: set_counters: config.loss_scale is not set, so loss_scale must be 1");
+    }
+    guarded("set_counters", [&] {
+      settle(stream);
+      comm_.device().invoke(detail::AssignCounters{state_->control(), counters}, stream);
+      comm_.device().synchronize(stream);
+      iteration_ = counters.iteration;
+    });
+  }
+
+  /// Makes parameters from what this rank keeps: masters rounded as the update rounds them, then gathered
+  /// from all ranks. Collective. Enqueues; does not wait: parameters may be read after wait_parameters.
+  void restore_parameters(Stream stream) {
+    require_between_steps("restore_parameters");
+    guarded("restore_parameters", [&] {
+      settle(stream);
+      for (std::size_t b = 0; b < state_->tiles().size(); ++b) {
+        state_->round_masters(b, comm_.device(), stream);
+        gatherer_->gather(comm_, b, stream);
+      }
+      gathering_ = true;
+      comm_.device().record(updated_, stream);
+      stepped_ = true;
+    });
+  }
+
+  /// Makes masters from the parameters as they stand: after the engine wrote parameters itself. Without it
+  /// the next step continues from the masters, and what was written is lost. Enqueues. No effect where
+  /// parameters are fp32.
+  void refresh_masters(Stream stream) {
+    require_between_steps("refresh_masters");
+    guarded("refresh_masters", [&] {
+      settle(stream);
+      state_->initialize_masters(comm_.device(), stream);
+      comm_.device().record(updated_, stream);
+      stepped_ = true;
+    });
+  }
+
+  /// A text of every rank, in rank order. Collective; waits. For what an engine must agree on between steps.
+  [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) {
+    latch_.require_working();
+    return guarded("exchange", [&] { return detail::exchange_texts(comm_, mine, state_->scratch()); });
+  }
+
+  /// @throws std::logic_error if gradients of a step were announced or reduced already, naming the call that
+  /// cannot be made then
+  void require_between_steps(std::string_view call) const {
+    latch_.require_working();
+    if (reduced_ || std::find(announced_.begin(), announced_.end(), true) != announced_.end()) {
+      throw std::logic_error("shardopt: " + std::string(call) +
+                             " in the middle of a step: gradients were announced or reduced; call it after "
+                             "step(), apply() or discard()");
+    }
+  }
+
+  /// Where buffers live.
+  [[nodiscard]] const Device& device() const noexcept { return comm_.device(); }
+
   /// Bytes of this rank, as plan() gives them.
   [[nodiscard]] const MemoryPlan& memory_plan() const noexcept { return prepared_.memory.plan; }
   /// The copy that was made at the start.
@@ -369,6 +493,76 @@ class ZeroOptimizer {
     owned_ = detail::owned_parts(prepared_.layout, table_);
     gradient_runs_ = detail::gradient_runs(table_, buffers_);
     device.synchronize(comm_.stream());
+  }
+
+  [[nodiscard]] std::vector<StateRun> runs(detail::StateCover cover) const {
+    std::vector<StateRun> result;
+    for (const auto& buffer : prepared_.memory.plan.buffers) {
+      detail::append_state_runs(prepared_.layout, table_, buffers_, buffer.name,
+                                state_->buffer(buffer.name).data(), cover, result);
+    }
+    if constexpr (!Precision::has_master)
+      detail::append_state_runs(prepared_.layout, table_, buffers_, "master", nullptr, cover, result);
+    return result;
+  }
+
+  [[nodiscard]] bool keeps(std::string_view state) const {
+    if (!Precision::has_master && state == "master") return true;
+    const auto& buffers = prepared_.memory.plan.buffers;
+    return std::any_of(buffers.begin(), buffers.end(), [&](const auto& b) { return b.name == state; });
+  }
+
+  /// `stream` goes on behind the last update and what it gathered.
+  void settle(Stream stream) const {
+    if (stepped_) comm_.device().wait_in_capture(stream, updated_);
+    wait_buckets(static_cast<std::int64_t>(prepared_.layout.buckets().size()), stream);
+  }
+
+  [[nodiscard]] std::vector<FullState> gather_all(int root) {
+    std::vector<FullState> result;
+    std::vector<std::string_view> names;
+    for (const auto& buffer : prepared_.memory.plan.buffers) names.emplace_back(buffer.name);
+    if (!Precision::has_master) names.emplace_back("master");
+    const std::vector<StateRun> kept = states();
+    for (const std::string_view name : names) {
+      const std::size_t first = result.size();
+      std::vector<FullState*> into(table_.size(), nullptr);
+      if (rank() == root) {
+        for (const auto& entry : table_.entries()) {
+          if (entry.frozen || entry.alias_of) continue;
+          result.push_back({name, entry.name, std::vector<float>(static_cast<std::size_t>(entry.numel))});
+        }
+        std::size_t at = first;
+        for (std::uint32_t k = 0; k < table_.size(); ++k) {
+          const auto& entry = table_.entries()[k];
+          if (!entry.frozen && !entry.alias_of) into[k] = &result[at++];
+        }
+      }
+      gather_one(name, kept, root, into);
+    }
+    return result;
+  }
+
+  /// A state that every rank has whole is read where the root keeps it, or from its fp32 parameters.
+  void gather_one(std::string_view name, const std::vector<StateRun>& kept, int root,
+                  std::vector<FullState*>& into) {
+    const bool is_parameter = !Precision::has_master && name == "master";
+    if (!is_parameter && !prepared_.layout.updates_everything()) {
+      detail::gather_sharded_state(comm_, prepared_.layout, table_, state_->buffer(name).data(), root, into);
+      return;
+    }
+    if (rank() != root) return;
+    const auto read = [&](FullState& full, std::int64_t begin, const void* from, std::int64_t count) {
+      comm_.device().download(full.values.data() + begin, from,
+                              count * static_cast<std::int64_t>(sizeof(float)), comm_.stream());
+    };
+    for (std::uint32_t k = 0; is_parameter && k < table_.size(); ++k) {
+      if (into[k] != nullptr) read(*into[k], 0, buffers_.parameter(k), table_.entries()[k].numel);
+    }
+    for (const StateRun& run : kept) {
+      if (is_parameter || run.state != name) continue;
+      read(*into[table_.id_of(run.parameter).index], run.range.begin, run.data, run.range.size());
+    }
   }
 
   [[nodiscard]] std::vector<std::uint32_t> unannounced(std::span<const ParameterId> ids) const {

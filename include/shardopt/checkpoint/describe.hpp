@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/checkpoint/checkpointable.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/core/dtype.hpp>
+#include <shardopt/core/version.hpp>
+#include <shardopt/rules/rule.hpp>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace shardopt::inline v0::checkpoint::detail {
+
+/// The rule of an optimizer.
+template <class Optimizer>
+using RuleOf = std::remove_cvref_t<decltype(std::declval<const Optimizer&>().config().groups.front().rule)>;
+
+/// Hyper-parameters by name.
+template <OptimizerRule Rule>
+[[nodiscard]] std::vector<std::pair<std::string, HyperParameter>> hyper_parameters_of(const Rule& rule) {
+  std::vector<std::pair<std::string, HyperParameter>> result;
+  for_each_field(rule, [&](const auto& field) {
+    using Field = std::remove_cvref_t<decltype(field)>;
+    HyperParameter value;
+    if constexpr (std::is_same_v<Field, bool>) {
+      value = field;
+    } else if constexpr (std::is_integral_v<Field> || std::is_enum_v<Field>) {
+      value = static_cast<std::int64_t>(field);
+    } else {
+      value = static_cast<double>(field);
+    }
+    result.emplace_back(hyper_parameter_names<Rule>[result.size()], value);
+  });
+  return result;
+}
+
+/// The rows of a table.
+[[nodiscard]] inline std::vector<Manifest::Parameter> parameters_of(const ParameterTable& table) {
+  std::vector<Manifest::Parameter> result;
+  for (const auto& entry : table.entries()) {
+    result.push_back({.name = entry.name,
+                      .shape = entry.shape,
+                      .group = entry.group,
+                      .frozen = entry.frozen,
+                      .alias_of = entry.alias_of ? table[*entry.alias_of].name : std::string()});
+  }
+  return result;
+}
+
+/// All names of states that an optimizer keeps, "master" last.
+template <class Optimizer>
+[[nodiscard]] std::vector<std::string> states_of(const Optimizer& optimizer) {
+  std::vector<std::string> names;
+  for (const auto& buffer : optimizer.memory_plan().buffers) {
+    if (buffer.name != "master") names.push_back(buffer.name);
+  }
+  names.emplace_back("master");
+  return names;
+}
+
+/// The pieces that runs of one state make: neighbours joined, wherever they lie.
+template <class Runs>
+[[nodiscard]] std::vector<Manifest::Piece> pieces_of(const Runs& runs, const ParameterTable& table,
+                                                     std::string_view state) {
+  std::vector<Manifest::Piece> pieces;
+  for (const auto& run : runs) {
+    if (run.state != state) continue;
+    const auto parameter = static_cast<std::int64_t>(table.id_of(run.parameter).index);
+    if (!pieces.empty() && pieces.back().parameter == parameter &&
+        pieces.back().range.end == run.range.begin) {
+      pieces.back().range.end = run.range.end;
+    } else {
+      pieces.push_back({parameter, run.range});
+    }
+  }
+  return pieces;
+}
+
+/// All of a manifest that an optimizer knows: not the generation, not the files. Waits for what `stream`
+/// holds.
+template <Checkpointable Optimizer>
+[[nodiscard]] Manifest describe(const Optimizer& optimizer, typename Optimizer::Stream stream) {
+  using Rule = RuleOf<Optimizer>;
+  Manifest m;
+  m.library_version = std::to_string(version.major_number) + "." + std::to_string(version.minor_number) +
+                      "." + std::to_string(version.patch_number);
+  const auto counters = optimizer.counters(stream);
+  m.iteration = counters.iteration;
+  m.updates = counters.updates;
+  if (optimizer.config().loss_scale) {
+    m.loss_scale = Manifest::LossScale{counters.loss_scale, counters.loss_scale_good_steps,
+                                       counters.loss_scale_hysteresis};
+  }
+  m.rule = rule_name<Rule>;
+  m.rule_version = rule_version<Rule>;
+  for (const auto& group : optimizer.config().groups)
+    m.groups.push_back({group.name, hyper_parameters_of(group.rule)});
+  m.parameter_type = name_of(dtype_of<typename Optimizer::Param>);
+  m.gradient_type = name_of(dtype_of<typename Optimizer::Grad>);
+  m.sharding = std::remove_cvref_t<decltype(optimizer.config().sharding)>::name;
+  m.world = optimizer.world();
+  m.parameters = parameters_of(optimizer.table());
+  m.states = states_of(optimizer);
+  return m;
+}
+
+}  // namespace shardopt::inline v0::checkpoint::detail

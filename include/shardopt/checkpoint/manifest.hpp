@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/core/range.hpp>
+#include <shardopt/core/shape.hpp>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace shardopt::inline v0::checkpoint {
+
+/// Where a rank stands in a dimension of parallelism that is not data parallelism: pipeline stage 0 of 2 is
+/// {"pp", 0, 2}. The caller's; part of file names.
+struct Coordinate {
+  std::string name;        ///< letters and digits
+  std::int64_t index = 0;  ///< 0 .. count - 1
+  std::int64_t count = 1;
+  friend bool operator==(const Coordinate&, const Coordinate&) = default;
+};
+
+/// A hyper-parameter as it was.
+using HyperParameter = std::variant<bool, std::int64_t, double>;
+
+/// What a checkpoint holds beside the numbers themselves: all that is needed to read it. Text form:
+/// docs/checkpoint-format.md.
+struct Manifest {
+  /// A parameter of the table.
+  struct Parameter {
+    std::string name;
+    Shape shape;
+    std::string group;
+    bool frozen = false;        ///< has no state
+    std::string alias_of = {};  ///< the parameter that it is a second name of, or empty
+    /// Number of elements.
+    [[nodiscard]] std::int64_t numel() const { return shape.numel(); }
+    /// Whether states are kept for it.
+    [[nodiscard]] bool has_state() const noexcept { return !frozen && alias_of.empty(); }
+    friend bool operator==(const Parameter&, const Parameter&) = default;
+  };
+  /// A group and its hyper-parameters, in the order of the rule.
+  struct Group {
+    std::string name;
+    std::vector<std::pair<std::string, HyperParameter>> hyper_parameters;
+    friend bool operator==(const Group&, const Group&) = default;
+  };
+  /// A run of a parameter's elements in a file.
+  struct Piece {
+    std::int64_t parameter = 0;  ///< index in `parameters`
+    Range range;                 ///< elements of it; not empty
+    friend bool operator==(const Piece&, const Piece&) = default;
+  };
+  /// One rank's file. Each state of `states` is stored for each piece, in this order: state by state.
+  struct File {
+    std::string name;        ///< without directory
+    std::int64_t bytes = 0;  ///< of the whole file
+    std::vector<Piece> pieces;
+    std::vector<std::uint64_t> checksums;  ///< of its blocks; empty in a merged file
+    std::string extra = {};                ///< the rank's own text
+    friend bool operator==(const File&, const File&) = default;
+  };
+  /// A dynamic loss scaler's state.
+  struct LossScale {
+    float value = 1;
+    std::int64_t good_steps = 0;
+    std::int32_t hysteresis = 0;
+    friend bool operator==(const LossScale&, const LossScale&) = default;
+  };
+
+  std::string library_version;
+  std::int64_t sequence = 0;  ///< generations of one directory count up
+  std::string id;             ///< of this generation: random, the same in all its files
+  std::int64_t iteration = 0;
+  std::int64_t updates = 0;
+  std::optional<LossScale> loss_scale = {};
+  std::string rule;
+  std::int64_t rule_version = 1;
+  std::vector<Group> groups;
+  std::string parameter_type;  ///< "fp32", "bf16", …: as the engine stores it; states in files are fp32
+  std::string gradient_type;
+  std::string sharding;
+  std::int64_t world = 1;
+  std::vector<Coordinate> coordinates;
+  std::vector<Parameter> parameters;          ///< in table order
+  std::vector<std::string> states;            ///< in file order; the last is "master", the parameters in fp32
+  std::map<std::string, std::string> extras;  ///< the engine's: schedule position, sampler, …
+  std::vector<File> files;                    ///< in rank order
+
+  friend bool operator==(const Manifest&, const Manifest&) = default;
+
+  /// Index of a parameter, or nothing.
+  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept {
+    for (std::size_t k = 0; k < parameters.size(); ++k) {
+      if (parameters[k].name == name) return k;
+    }
+    return std::nullopt;
+  }
+};
+
+/// The name of the file in a generation's directory that holds the manifest.
+inline constexpr std::string_view manifest_name = "manifest.json";
+
+/// "optimizer_pp-0-of-1_dp-3-of-8.safetensors"
+[[nodiscard]] inline std::string shard_name(const std::vector<Coordinate>& coordinates, std::int64_t rank,
+                                            std::int64_t world) {
+  std::string name = "optimizer";
+  const auto add = [&](std::string_view dimension, std::int64_t index, std::int64_t count) {
+    name.append("_").append(dimension).append("-").append(std::to_string(index));
+    name.append("-of-").append(std::to_string(count));
+  };
+  for (const Coordinate& c : coordinates) add(c.name, c.index, c.count);
+  add("dp", rank, world);
+  return name + ".safetensors";
+}
+
+}  // namespace shardopt::inline v0::checkpoint

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/checkpoint/checksum.hpp>
+#include <shardopt/checkpoint/file_system.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/safetensors.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace shardopt::inline v0::checkpoint::detail {
+
+/// Writes a file of tensors from its beginning to its end, and keeps its checksums.
+class ShardWriter {
+ public:
+  /// @throws CheckpointError if the file cannot be made
+  ShardWriter(FileSystem& files, const std::filesystem::path& path, const SafetensorsHeader& header)
+      : file_(files.create(path)) {
+    const std::string bytes = to_bytes(header);
+    append(std::as_bytes(std::span(bytes.data(), bytes.size())));
+  }
+
+  /// Writes what follows. @throws CheckpointError
+  void append(std::span<const std::byte> bytes) {
+    checksums_.add(bytes);
+    file_->write_at(at_, bytes);
+    at_ += static_cast<std::int64_t>(bytes.size());
+    if (at_ - started_ < write_behind_bytes) return;
+    file_->start_writing();
+    started_ = at_;
+  }
+
+  /// Returns when the file is on stable storage. @throws CheckpointError
+  [[nodiscard]] Manifest::File finish(const std::string& name) {
+    file_->sync();
+    return {.name = name, .bytes = at_, .pieces = {}, .checksums = checksums_.take()};
+  }
+
+ private:
+  static constexpr std::int64_t write_behind_bytes = std::int64_t{32} << 20;
+
+  std::unique_ptr<WritableFile> file_;
+  BlockChecksums checksums_;
+  std::int64_t at_ = 0;
+  std::int64_t started_ = 0;
+};
+
+}  // namespace shardopt::inline v0::checkpoint::detail
