@@ -434,7 +434,7 @@ class ZeroOptimizer {
   }
 
   /// Where buffers live.
-  [[nodiscard]] const Device& device() const noexcept { return comm_.device(); }
+  [[nodiscard]] Device device() const { return comm_.device(); }
 
   /// Bytes of this rank, as plan() gives them.
   [[nodiscard]] const MemoryPlan& memory_plan() const noexcept { return prepared_.memory.plan; }
