@@ -4,6 +4,7 @@
 #   shardopt::shardopt   everything that needs no CUDA
 #   shardopt::cuda       that, and the CUDA headers
 #   shardopt::nccl       that, and NCCL
+#   shardopt::checkpoint   shardopt::shardopt, and what <shardopt/checkpoint.hpp> needs: nlohmann-json, xxHash
 
 # Who adds this folder to a project of their own must see the imported targets, too.
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
@@ -16,6 +17,17 @@ target_compile_features(shardopt INTERFACE cxx_std_20)
 target_compile_options(shardopt INTERFACE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA,Clang>:-std=c++20>)
 target_include_directories(shardopt INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
 target_link_libraries(shardopt INTERFACE Threads::Threads)
+
+add_library(shardopt_checkpoint INTERFACE)
+set_target_properties(shardopt_checkpoint PROPERTIES EXPORT_NAME checkpoint)
+target_link_libraries(shardopt_checkpoint INTERFACE shardopt nlohmann_json::nlohmann_json xxHash::xxhash)
+find_package(nlohmann_json 3.11 QUIET)
+find_package(xxHash 0.8 QUIET)
+set(SHARDOPT_HAVE_CHECKPOINT OFF)
+if(nlohmann_json_FOUND AND xxHash_FOUND)
+  set(SHARDOPT_HAVE_CHECKPOINT ON)
+  add_library(shardopt::checkpoint ALIAS shardopt_checkpoint)
+endif()
 
 # The CUDA runtime itself comes with the language, static or shared as the property CUDA_RUNTIME_LIBRARY says:
 # to name one here would put both into programs that chose the other.

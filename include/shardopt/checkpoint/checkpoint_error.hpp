@@ -3,7 +3,9 @@
 
 #include <shardopt/core/error.hpp>
 
+#include <filesystem>
 #include <string>
+#include <utility>
 
 namespace shardopt::inline v0 {
 
@@ -12,7 +14,16 @@ namespace shardopt::inline v0 {
 class CheckpointError : public Error {
  public:
   /// @param text  the whole message
-  using Error::Error;
+  /// @param alternative  a generation that is whole, where the one that was asked for is damaged
+  explicit CheckpointError(const std::string& text, std::filesystem::path alternative = {})
+      : Error(text), alternative_(std::move(alternative)) {}
+
+  /// The newest generation that is whole, if the one that was asked for is damaged and there is another; else
+  /// empty.
+  [[nodiscard]] const std::filesystem::path& alternative() const noexcept { return alternative_; }
+
+ private:
+  std::filesystem::path alternative_;
 };
 
 }  // namespace shardopt::inline v0

@@ -15,6 +15,9 @@
 
 namespace shardopt::inline v0::checkpoint {
 
+/// The version of the format that is written, and the newest that is read.
+inline constexpr std::int64_t format_version = 1;
+
 /// Where a rank stands in a dimension of parallelism that is not data parallelism: pipeline stage 0 of 2 is
 /// {"pp", 0, 2}. The caller's; part of file names.
 struct Coordinate {

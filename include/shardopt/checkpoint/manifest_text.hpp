@@ -16,9 +16,6 @@
 
 namespace shardopt::inline v0::checkpoint {
 
-/// The version of the format that is written, and the newest that is read.
-inline constexpr std::int64_t format_version = 1;
-
 namespace detail {
 
 [[nodiscard]] inline Json json_of(const Manifest::Parameter& parameter) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace shardopt::inline v0::checkpoint {
 
@@ -22,7 +23,7 @@ namespace shardopt::inline v0::checkpoint {
                                                     const std::vector<Manifest::Piece>& pieces) {
   SafetensorsHeader header;
   header.metadata = {{"format", "shardopt-shard"},
-                     {"format_version", std::to_string(1)},
+                     {"format_version", std::to_string(format_version)},
                      {"id", manifest.id},
                      {"sequence", std::to_string(manifest.sequence)},
                      {"iteration", std::to_string(manifest.iteration)},
@@ -42,6 +43,12 @@ namespace shardopt::inline v0::checkpoint {
   std::int64_t sum = 0;
   for (const auto& piece : pieces) sum += piece.range.size();
   return sum;
+}
+
+/// Bytes of all states' numbers in a file.
+[[nodiscard]] inline std::int64_t payload_bytes(const Manifest& manifest,
+                                                const Manifest::File& file) noexcept {
+  return elements_of(file.pieces) * static_cast<std::int64_t>(manifest.states.size() * sizeof(float));
 }
 
 }  // namespace shardopt::inline v0::checkpoint

@@ -449,7 +449,7 @@ class ZeroOptimizer {
   void require_between_steps(std::string_view call) const { steps_->require_between_steps(call); }
 
   /// Where buffers live.
-  [[nodiscard]] decltype(auto) device() const noexcept { return comm_.device(); }
+  [[nodiscard]] Device device() const { return comm_.device(); }
 
   /// Bytes of this rank, as plan() gives them.
   [[nodiscard]] const MemoryPlan& memory_plan() const noexcept { return prepared_.memory.plan; }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/checkpoint/checkpoint_error.hpp>
+#include <shardopt/checkpoint/load_options.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/core/error.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace shardopt::inline v0::checkpoint::detail {
+
+/// What of a checkpoint an optimizer will take, and what differs between the two.
+class Comparison {
+ public:
+  /// @param saved  the checkpoint's  @param here  what the optimizer would save
+  Comparison(const Manifest& saved, const Manifest& here, const LoadOptions& options)
+      : saved_(saved), here_(here), options_(options) {
+    if (!options.weights_only) compare_rule();
+    compare_states();
+    compare_parameters();
+    note_what_may_differ();
+  }
+
+  /// @throws CheckpointError that lists what differs, unless the options are lenient
+  void require_same(const std::string& what) const {
+    if (differences_.empty() || options_.lenient) return;
+    std::string text = "shardopt: " + what + " is not of this optimizer:";
+    for (std::size_t k = 0; k < differences_.size() && k < most_told; ++k) text += "\n  " + differences_[k];
+    if (differences_.size() > most_told)
+      text += "\n  and " + std::to_string(differences_.size() - most_told) + " more differences";
+    throw CheckpointError(text + "\n(LoadOptions::lenient loads what both have)");
+  }
+
+  /// What was not refused.
+  [[nodiscard]] std::vector<std::string> notes() const {
+    std::vector<std::string> all = notes_;
+    all.insert(all.end(), differences_.begin(), differences_.end());
+    return all;
+  }
+
+  /// Names of the states that both have.
+  [[nodiscard]] const std::set<std::string>& states() const noexcept { return states_; }
+  /// Names of the parameters whose state can be taken.
+  [[nodiscard]] const std::set<std::string>& parameters() const noexcept { return parameters_; }
+  /// Whether the rules are the same, so that counters and hyper-parameters mean the same.
+  [[nodiscard]] bool same_rule() const noexcept { return same_rule_; }
+
+ private:
+  static constexpr std::size_t most_told = 20;
+
+  void differ(const std::string& what, const std::string& saved, const std::string& here) {
+    differences_.push_back(what + ": " + saved + " in the checkpoint, " + here + " here");
+  }
+
+  void compare_rule() {
+    const auto named = [](const Manifest& m) {
+      return in_quotes(m.rule) + " version " + std::to_string(m.rule_version);
+    };
+    same_rule_ = saved_.rule == here_.rule && saved_.rule_version == here_.rule_version;
+    if (!same_rule_) differ("rule", named(saved_), named(here_));
+    for (const auto& group : here_.groups) {
+      const auto found = std::find_if(saved_.groups.begin(), saved_.groups.end(),
+                                      [&](const auto& g) { return g.name == group.name; });
+      if (found == saved_.groups.end()) {
+        differences_.push_back("group " + in_quotes(group.name) + " is not in the checkpoint");
+        continue;
+      }
+      for (std::size_t k = 0; k < group.hyper_parameters.size(); ++k) {
+        const bool known =
+            std::any_of(found->hyper_parameters.begin(), found->hyper_parameters.end(),
+                        [&](const auto& h) { return h.first == group.hyper_parameters[k].first; });
+        if (same_rule_ && !known)
+          differences_.push_back("group " + in_quotes(group.name) +
+                                 ": the checkpoint has no hyper-parameter " +
+                                 in_quotes(group.hyper_parameters[k].first));
+      }
+    }
+  }
+
+  void compare_states() {
+    for (const std::string& state : here_.states) {
+      if (options_.weights_only && state != "master") continue;
+      if (std::find(saved_.states.begin(), saved_.states.end(), state) != saved_.states.end()) {
+        states_.insert(state);
+      } else {
+        differences_.push_back("state " + in_quotes(state) + " is not in the checkpoint");
+      }
+    }
+    for (const std::string& state : saved_.states) {
+      if (!options_.weights_only && !states_.contains(state))
+        differences_.push_back("state " + in_quotes(state) + " is in the checkpoint only");
+    }
+  }
+
+  void compare_parameters() {
+    for (const auto& parameter : here_.parameters) {
+      const auto index = saved_.find(parameter.name);
+      if (!index) {
+        differences_.push_back("parameter " + in_quotes(parameter.name) + " is not in the checkpoint");
+        continue;
+      }
+      compare(saved_.parameters[*index], parameter);
+    }
+    for (const auto& parameter : saved_.parameters) {
+      if (!here_.find(parameter.name))
+        differences_.push_back("parameter " + in_quotes(parameter.name) + " is in the checkpoint only");
+    }
+  }
+
+  void compare(const Manifest::Parameter& saved, const Manifest::Parameter& here) {
+    const std::string name = "parameter " + in_quotes(here.name);
+    const auto kind = [](const Manifest::Parameter& p) {
+      return !p.alias_of.empty() ? "an alias of " + in_quotes(p.alias_of) : p.frozen ? "frozen" : "trainable";
+    };
+    if (saved.shape != here.shape) differ(name + ": shape", saved.shape.text(), here.shape.text());
+    if (kind(saved) != kind(here)) differ(name, kind(saved), kind(here));
+    if (!options_.weights_only && saved.has_state() && here.has_state() && saved.group != here.group)
+      differ(name + ": group", in_quotes(saved.group), in_quotes(here.group));
+    if (saved.has_state() && here.has_state() && saved.shape == here.shape) parameters_.insert(here.name);
+  }
+
+  void note_what_may_differ() {
+    if (saved_.parameter_type != here_.parameter_type) {
+      notes_.push_back("parameters were " + saved_.parameter_type + " and are " + here_.parameter_type +
+                       " here; both are made from the fp32 masters");
+    }
+    if (!options_.weights_only && saved_.loss_scale.has_value() != here_.loss_scale.has_value()) {
+      notes_.push_back(saved_.loss_scale ? "the checkpoint's loss scale is not used: none is configured"
+                                         : "the loss scale starts as configured: the checkpoint has none");
+    }
+    std::vector<std::string> order;
+    for (const auto& parameter : saved_.parameters) {
+      if (here_.find(parameter.name)) order.push_back(parameter.name);
+    }
+    std::size_t at = 0;
+    for (const auto& parameter : here_.parameters) {
+      if (!saved_.find(parameter.name)) continue;
+      if (parameter.name == order[at++]) continue;
+      notes_.push_back("the tables list parameters in another order; states follow the names");
+      break;
+    }
+  }
+
+  const Manifest& saved_;
+  const Manifest& here_;
+  const LoadOptions& options_;
+  bool same_rule_ = true;
+  std::set<std::string> states_;
+  std::set<std::string> parameters_;
+  std::vector<std::string> differences_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace shardopt::inline v0::checkpoint::detail

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/checkpoint/agreement.hpp>
+#include <shardopt/checkpoint/block_reader.hpp>
+#include <shardopt/checkpoint/checkpoint.hpp>
+#include <shardopt/checkpoint/checkpointable.hpp>
+#include <shardopt/checkpoint/compare.hpp>
+#include <shardopt/checkpoint/describe.hpp>
+#include <shardopt/checkpoint/extracts.hpp>
+#include <shardopt/checkpoint/generations.hpp>
+#include <shardopt/checkpoint/load_options.hpp>
+#include <shardopt/checkpoint/verify.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace shardopt::inline v0::checkpoint {
+
+/// What a path means: a generation's folder or a merged file as it stands; of a folder of generations the
+/// newest. @throws CheckpointError if there is no checkpoint
+[[nodiscard]] inline std::filesystem::path newest(const std::filesystem::path& path,
+                                                  const FileSystem& files = PosixFiles::instance()) {
+  if (path.extension() == ".safetensors" || files.exists(path / manifest_name)) return path;
+  const std::vector<Generation> found = generations(path, files);
+  if (!found.empty()) return found.back().path;
+  std::int64_t begun = 0;
+  for (const auto& entry : files.list(path))
+    begun += entry.name.string().starts_with(detail::saving_prefix) ? 1 : 0;
+  throw CheckpointError("shardopt: there is no complete checkpoint in " + detail::in_quotes(path.string()) +
+                        (begun > 0 ? " (" + std::to_string(begun) + " begun and never completed)" : ""));
+}
+
+namespace detail {
+
+/// A rank's part of a checkpoint on its way from files to device memory: read and verified in host memory
+/// first, so that a damaged file changes nothing.
+template <Checkpointable Optimizer>
+class Loading {
+ public:
+  using Stream = typename Optimizer::Stream;
+
+  Loading(Optimizer& optimizer, const LoadOptions& options, Stream stream)
+      : optimizer_(optimizer), options_(options), stream_(stream) {}
+
+  /// Opens, compares. @throws CheckpointError
+  void open(const std::filesystem::path& path) { checkpoint_.emplace(path, options_.file_system()); }
+
+  void compare() {
+    here_ = describe(optimizer_, stream_);
+    comparison_.emplace(checkpoint_->manifest(), here_, options_);
+    comparison_->require_same(in_quotes(checkpoint_->path().string()));
+  }
+
+  /// Reads what this rank keeps, and its share of what no rank keeps, so that every byte is verified by some
+  /// rank. @throws CheckpointError
+  void read() {
+    WantedStates wanted;
+    list_wanted(wanted);
+    staging_.resize(static_cast<std::size_t>(staging_elements_));
+    auto* into = reinterpret_cast<std::byte*>(staging_.data());
+    const Manifest& manifest = checkpoint_->manifest();
+    require_no_strangers();
+    std::int64_t unread = 0;
+    for (std::size_t k = 0; k < manifest.files.size(); ++k) {
+      const std::vector<Extract> extracts = wanted.of_file(*checkpoint_, k);
+      const std::vector<bool> mine = share_of_unread(k, unread);
+      const bool any = std::find(mine.begin(), mine.end(), true) != mine.end();
+      if (extracts.empty() && !any && !is_mine(static_cast<std::int64_t>(k))) continue;
+      BlockReader reader(*checkpoint_, k);
+      reader.read(
+          extracts, [&](std::int64_t block) { return mine[static_cast<std::size_t>(block)]; },
+          [&](const Extract& extract, std::int64_t done, std::span<const std::byte> bytes) {
+            std::memcpy(into + extract.target_offset + done, bytes.data(), bytes.size());
+          });
+      report_.bytes_read += reader.bytes_read();
+    }
+  }
+
+  /// Brings all of it to the optimizer. Collective; waits.
+  void apply() {
+    const float* from = staging_.data();
+    for (const StateTarget& target : targets_) {
+      optimizer_.device().upload(target.data, from,
+                                 target.elements * static_cast<std::int64_t>(sizeof(float)), stream_);
+      from += target.elements;
+    }
+    optimizer_.device().synchronize(stream_);
+    if (!options_.weights_only && comparison_->same_rule()) {
+      if (!options_.keep_hyper_parameters) apply_hyper_parameters();
+      apply_counters();
+    }
+    optimizer_.restore_parameters(stream_);
+    optimizer_.wait_parameters(stream_);
+    optimizer_.device().synchronize(stream_);
+  }
+
+  [[nodiscard]] LoadReport report() && {
+    const Manifest& m = checkpoint_->manifest();
+    report_.generation = checkpoint_->path();
+    report_.iteration = m.iteration;
+    report_.updates = m.updates;
+    report_.world = m.world;
+    report_.extras = m.extras;
+    report_.notes = comparison_->notes();
+    const bool any =
+        std::any_of(m.files.begin(), m.files.end(), [](const auto& f) { return !f.extra.empty(); });
+    if (m.world == optimizer_.world()) {
+      report_.rank_extra = m.files[static_cast<std::size_t>(optimizer_.rank())].extra;
+    } else if (any) {
+      report_.notes.push_back("the texts of single ranks were not given back: " + std::to_string(m.world) +
+                              " ranks saved them, " + std::to_string(optimizer_.world()) + " load");
+    }
+    return std::move(report_);
+  }
+
+ private:
+  struct StateTarget {
+    float* data;
+    std::int64_t elements;
+  };
+
+  [[nodiscard]] bool is_mine(std::int64_t turn) const {
+    return turn % optimizer_.world() == optimizer_.rank();
+  }
+
+  void list_wanted(WantedStates& wanted) {
+    const Manifest& saved = checkpoint_->manifest();
+    for (const auto& run : optimizer_.states()) {
+      const std::string state(run.state);
+      const std::string parameter(run.parameter);
+      if (!comparison_->states().contains(state) || !comparison_->parameters().contains(parameter)) continue;
+      wanted.add(index_of(saved.states, state), static_cast<std::int64_t>(*saved.find(parameter)), run.range,
+                 0, staging_elements_ * static_cast<std::int64_t>(sizeof(float)));
+      targets_.push_back({run.data, run.range.size()});
+      staging_elements_ += run.range.size();
+    }
+  }
+
+  [[nodiscard]] static std::size_t index_of(const std::vector<std::string>& names, const std::string& name) {
+    return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+  }
+
+  /// Blocks of a file that no rank wants, one in `world` of them this rank's to verify. @param turn  counts
+  /// them over all files
+  [[nodiscard]] std::vector<bool> share_of_unread(std::size_t file, std::int64_t& turn) const {
+    const Manifest& saved = checkpoint_->manifest();
+    const Manifest::File& described = saved.files[file];
+    const auto blocks = static_cast<std::size_t>(blocks_in(described.bytes));
+    std::vector<bool> wanted(blocks, false);
+    const auto offsets = checkpoint_->offsets(file);
+    for (std::size_t s = 0; s < offsets.size(); ++s) {
+      if (!comparison_->states().contains(saved.states[s])) continue;
+      for (std::size_t p = 0; p < described.pieces.size(); ++p) {
+        const auto& piece = described.pieces[p];
+        const auto& name = saved.parameters[static_cast<std::size_t>(piece.parameter)].name;
+        if (!comparison_->parameters().contains(name)) continue;
+        const std::int64_t last =
+            offsets[s][p] + piece.range.size() * static_cast<std::int64_t>(sizeof(float)) - 1;
+        for (std::int64_t b = offsets[s][p] / block_bytes; b <= last / block_bytes; ++b)
+          wanted[static_cast<std::size_t>(b)] = true;
+      }
+    }
+    std::vector<bool> mine(blocks, false);
+    for (std::size_t b = 0; b < blocks && !checkpoint_->merged(); ++b) {
+      if (!wanted[b]) mine[b] = is_mine(turn++);
+    }
+    return mine;
+  }
+
+  void require_no_strangers() const {
+    if (optimizer_.rank() != 0) return;
+    const std::vector<std::string> names = strangers(*checkpoint_);
+    if (names.empty()) return;
+    throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) + " holds " +
+                          in_quotes(names.front()) +
+                          ", which its manifest does not name: a file of another generation; move it away");
+  }
+
+  void apply_counters() {
+    const Manifest& m = checkpoint_->manifest();
+    auto counters = optimizer_.counters(stream_);
+    counters.iteration = m.iteration;
+    counters.updates = m.updates;
+    if (m.loss_scale && here_.loss_scale) {
+      counters.loss_scale = m.loss_scale->value;
+      counters.loss_scale_good_steps = m.loss_scale->good_steps;
+      counters.loss_scale_hysteresis = m.loss_scale->hysteresis;
+    }
+    optimizer_.set_counters(counters, stream_);
+  }
+
+  void apply_hyper_parameters() {
+    for (const auto& saved : checkpoint_->manifest().groups) {
+      for (const auto& group : here_.groups) {
+        if (group.name == saved.name) optimizer_.set_rule(group.name, rule_of(group.name, saved), stream_);
+      }
+    }
+  }
+
+  [[nodiscard]] RuleOf<Optimizer> rule_of(const std::string& group, const Manifest::Group& saved) const {
+    using Rule = RuleOf<Optimizer>;
+    Rule rule = optimizer_.rule(group);
+    std::size_t index = 0;
+    for_each_field(rule, [&](auto& field) {
+      const std::string_view name = hyper_parameter_names<Rule>[index++];
+      for (const auto& [saved_name, value] : saved.hyper_parameters) {
+        if (saved_name != name) continue;
+        std::visit([&](auto v) { field = static_cast<std::remove_cvref_t<decltype(field)>>(v); }, value);
+      }
+    });
+    return rule;
+  }
+
+  Optimizer& optimizer_;
+  const LoadOptions& options_;
+  Stream stream_;
+  Manifest here_;
+  std::optional<Checkpoint> checkpoint_;
+  std::optional<Comparison> comparison_;
+  std::vector<StateTarget> targets_;
+  std::int64_t staging_elements_ = 0;
+  std::vector<float> staging_;
+  LoadReport report_;
+};
+
+/// Collective: throws the error again, with the newest generation that is whole, if there is another one.
+template <class Optimizer>
+[[noreturn]] void throw_with_alternative(Optimizer& optimizer, const CheckpointError& error,
+                                         const std::filesystem::path& directory,
+                                         const std::filesystem::path& damaged, const FileSystem& files) {
+  std::string whole;
+  if (optimizer.rank() == 0 && damaged != directory) {
+    static_cast<void>(failure_of([&] {
+      if (const auto found = newest_whole(directory, files, damaged)) whole = found->path.string();
+    }));
+  }
+  whole = optimizer.exchange(whole)[0];
+  if (whole.empty()) throw CheckpointError(error);
+  throw CheckpointError(std::string(error.what()) + "; " + in_quotes(whole) + " is whole: load that", whole);
+}
+
+}  // namespace detail
+
+/// Loads a checkpoint into an optimizer between two steps: states and masters of what this rank keeps,
+/// counters, hyper-parameters; then all ranks' parameters, made from the masters and gathered.
+///
+/// The world size, sharding policy, bucket size, parameter type and order of the table may be others than
+/// when it was saved: states follow the names. Each rank reads the blocks that hold what it keeps and
+/// verifies those; blocks that nobody keeps are verified in shares. All is checked before anything changes.
+///
+/// Collective; waits. Takes host memory of the size of the states that this rank keeps, for its time.
+/// @param path  a generation's folder, a merged file, or a folder of generations: then the newest
+/// @param stream  the last step was made on
+/// @throws CheckpointError on every rank: listing what differs between the two, or naming the file that is
+/// damaged and, if another generation is whole, that one; nothing was changed
+template <Checkpointable Optimizer>
+LoadReport load(Optimizer& optimizer, const std::filesystem::path& path, const LoadOptions& options,
+                typename Optimizer::Stream stream) {
+  const std::string what = "a checkpoint was not loaded";
+  std::string chosen;
+  const std::string failure = detail::failure_of([&] {
+    if (optimizer.rank() == 0) chosen = newest(path, options.file_system()).string();
+  });
+  chosen = optimizer.exchange(failure.empty() ? chosen : "!" + failure)[0];
+  if (chosen.starts_with("!")) throw CheckpointError(chosen.substr(1));
+  detail::Loading<Optimizer> loading(optimizer, options, stream);
+  try {
+    detail::collectively(optimizer, what, [&] {
+      optimizer.require_between_steps("checkpoint::load");
+      loading.open(chosen);
+    });
+  } catch (const CheckpointError& error) {
+    detail::throw_with_alternative(optimizer, error, path, chosen, options.file_system());
+  }
+  detail::collectively(optimizer, what, [&] { loading.compare(); });
+  try {
+    detail::collectively(optimizer, what, [&] { loading.read(); });
+  } catch (const CheckpointError& error) {
+    detail::throw_with_alternative(optimizer, error, path, chosen, options.file_system());
+  }
+  loading.apply();
+  return std::move(loading).report();
+}
+
+}  // namespace shardopt::inline v0::checkpoint

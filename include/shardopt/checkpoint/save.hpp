@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/checkpoint/agreement.hpp>
+#include <shardopt/checkpoint/checkpointable.hpp>
+#include <shardopt/checkpoint/commit.hpp>
+#include <shardopt/checkpoint/describe.hpp>
+#include <shardopt/checkpoint/device_reader.hpp>
+#include <shardopt/checkpoint/save_options.hpp>
+#include <shardopt/checkpoint/shard_file.hpp>
+#include <shardopt/checkpoint/shard_writer.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardopt::inline v0::checkpoint {
+
+namespace detail {
+
+/// One save, as one rank sees it: all that does not depend on the optimizer any more.
+struct Save {
+  FileSystem* files;
+  SaveOptions options;
+  Manifest manifest;                    ///< without files
+  std::vector<Manifest::Piece> pieces;  ///< of this rank
+  SavePlace place;
+  std::int64_t rank = 0;
+
+  /// "checkpoint of iteration 20 in 'runs/a' was not saved; those that were there stay"
+  [[nodiscard]] std::string failed() const {
+    return "the checkpoint of iteration " + std::to_string(manifest.iteration) + " in " +
+           in_quotes(place.directory.string()) + " was not saved (complete ones that were there stay)";
+  }
+
+  [[nodiscard]] std::string file_name() const {
+    return shard_name(manifest.coordinates, rank, manifest.world);
+  }
+
+  /// Writes this rank's file and its note. @param states  calls its argument with the bytes of all states
+  template <class States>
+  std::int64_t write(const States& states) const {
+    ShardWriter writer(*files, place.saving / file_name(), shard_header(manifest, rank, pieces));
+    states([&](std::span<const std::byte> bytes) { writer.append(bytes); });
+    Manifest::File file = writer.finish(file_name());
+    file.pieces = pieces;
+    file.extra = options.rank_extra;
+    write_part(*files, place, rank, file);
+    return file.bytes;
+  }
+
+  /// Best effort, after a failure.
+  void clear_away() const noexcept {
+    if (rank != 0) return;
+    static_cast<void>(failure_of([&] { files->remove(place.saving); }));
+  }
+};
+
+/// What ranks must agree on before anything is written.
+[[nodiscard]] inline std::string summary_of(const Manifest& manifest, const SaveOptions& options) {
+  std::string text = "iteration " + std::to_string(manifest.iteration) + ", updates " +
+                     std::to_string(manifest.updates) + ", keep " + std::to_string(options.keep);
+  for (const auto& [name, extra] : options.extras) text += ", " + name + ": " + extra;
+  return text + shard_name(manifest.coordinates, 0, manifest.world);
+}
+
+/// @throws CheckpointError on every rank if texts of the ranks are not equal
+template <class Optimizer>
+void require_equal_on_ranks(Optimizer& optimizer, const std::string& what, const std::string& mine) {
+  const std::vector<std::string> all = optimizer.exchange(mine);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw CheckpointError("shardopt: " + what + ": ranks disagree: rank 0 has " + in_quotes(all[0]) +
+                          ", rank " + std::to_string(rank) + " has " + in_quotes(all[rank]) +
+                          "; nothing was written");
+  }
+}
+
+/// Collective: what every rank must know before it writes. Nothing is written unless all ranks agree.
+/// @throws CheckpointError, std::invalid_argument, std::logic_error
+template <Checkpointable Optimizer>
+[[nodiscard]] Save begin_save(Optimizer& optimizer, const std::filesystem::path& directory,
+                              const SaveOptions& options, typename Optimizer::Stream stream) {
+  Save save{.files = &options.file_system(), .options = options, .manifest = {}, .pieces = {}, .place = {}};
+  save.rank = optimizer.rank();
+  save.place.directory = directory;
+  collectively(optimizer, "a checkpoint in " + in_quotes(directory.string()) + " was not begun", [&] {
+    optimizer.require_between_steps("checkpoint::save");
+    options.validate();
+    save.manifest = describe(optimizer, stream);
+    save.manifest.coordinates = options.coordinates;
+    save.manifest.extras = options.extras;
+    save.pieces = pieces_of(optimizer.owned_states(), optimizer.table(), "master");
+    static_cast<void>(to_text(save.manifest));  // names and extras can be written
+    static_cast<void>(text_of_json(Json(options.rank_extra), "a rank's extra text"));
+  });
+  require_equal_on_ranks(optimizer, save.failed(), summary_of(save.manifest, options));
+  std::string saving;
+  const std::string failure = failure_of([&] {
+    if (save.rank == 0) saving = begin_generation(*save.files, directory);
+  });
+  const std::string told = optimizer.exchange(failure.empty() ? saving : "!" + failure)[0];
+  if (told.starts_with("!"))
+    throw CheckpointError("shardopt: " + save.failed() + ": rank 0: " + told.substr(1));
+  save.place = place_of(directory, told, save.manifest);
+  return save;
+}
+
+}  // namespace detail
+
+/// Saves this rank's share of an optimizer between two steps: parameters in fp32, states, counters,
+/// hyper-parameters. Returns when the checkpoint is complete and on stable storage.
+///
+/// Every rank writes its own file into a new folder; when all have, one rename makes the generation complete.
+/// Cut at any instant, the directory holds the complete generations it held before, or the new one too. The
+/// directory must be on a file system that all ranks share.
+///
+/// Collective; waits. Takes 8 MiB of page-locked memory for its time.
+/// @param stream  the last step was made on
+/// @throws CheckpointError on every rank, naming the ranks that failed: disk full, no permission, ranks that
+/// disagree; complete generations stay as they were
+/// @throws std::invalid_argument, std::logic_error in their place where there is one rank
+template <Checkpointable Optimizer>
+SaveReport save(Optimizer& optimizer, const std::filesystem::path& directory, const SaveOptions& options,
+                typename Optimizer::Stream stream) {
+  const detail::Save save = detail::begin_save(optimizer, directory, options, stream);
+  SaveReport report{.generation = save.place.complete, .iteration = save.manifest.iteration};
+  try {
+    detail::collectively(optimizer, save.failed(), [&] {
+      report.bytes = save.write([&](const auto& sink) {
+        detail::DeviceReader<typename Optimizer::Device> reader(optimizer.device());
+        reader.read(optimizer.owned_states(), stream, sink);
+      });
+    });
+    detail::collectively(optimizer, save.failed(), [&] {
+      if (save.rank == 0) detail::commit(*save.files, save.place, save.manifest);
+    });
+  } catch (const CheckpointError&) {
+    save.clear_away();
+    throw;
+  }
+  if (save.rank == 0) report.warnings = detail::prune(*save.files, directory, options.keep);
+  return report;
+}
+
+}  // namespace shardopt::inline v0::checkpoint

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/checkpoint/checkpoint_error.hpp>
+#include <shardopt/checkpoint/file_system.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/posix_files.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace shardopt::inline v0::checkpoint {
+
+/// How a checkpoint is saved. The same on every rank, but for `rank_extra` and `files`.
+struct SaveOptions {
+  /// Complete generations that are kept in the directory, the new one included; 0: all.
+  std::int64_t keep = 0;
+  /// Texts (UTF-8) of the engine's that come back at load on every rank: schedule position, data sampler, …
+  std::map<std::string, std::string> extras = {};
+  /// A text of this rank's own, such as a random generator's state; comes back on the same rank where the
+  /// world is of the same size.
+  std::string rank_extra = {};
+  /// Where this data-parallel group stands in other dimensions: part of file names. Each group saves into a
+  /// directory of its own.
+  std::vector<Coordinate> coordinates = {{"pp", 0, 1}};
+  /// For saving in the background: how long ranks wait for each other before the save counts as failed.
+  std::chrono::milliseconds patience = std::chrono::minutes(30);
+  FileSystem* files = nullptr;  ///< null: PosixFiles
+
+  /// @throws std::invalid_argument naming the field and what is legal
+  void validate() const {
+    if (keep < 0)
+      throw std::invalid_argument("shardopt: SaveOptions.keep must be at least 0 (0: all are kept)");
+    for (const Coordinate& c : coordinates) {
+      const bool plain = !c.name.empty() && std::all_of(c.name.begin(), c.name.end(), [](char letter) {
+        return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
+               (letter >= '0' && letter <= '9');
+      });
+      if (!plain || c.name == "dp" || c.count < 1 || c.index < 0 || c.index >= c.count) {
+        throw std::invalid_argument(
+            "shardopt: SaveOptions.coordinates: a name of letters and digits other than dp, and an index "
+            "below "
+            "its count are needed");
+      }
+    }
+  }
+
+  /// The file system that is meant.
+  [[nodiscard]] FileSystem& file_system() const noexcept {
+    return files != nullptr ? *files : PosixFiles::instance();
+  }
+};
+
+/// What was saved.
+struct SaveReport {
+  std::filesystem::path generation;        ///< its directory
+  std::int64_t iteration = 0;              ///< steps taken when it was saved
+  std::int64_t bytes = 0;                  ///< of this rank's file
+  std::vector<std::string> warnings = {};  ///< on rank 0: what could not be tidied up
+};
+
+}  // namespace shardopt::inline v0::checkpoint
