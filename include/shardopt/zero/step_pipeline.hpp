@@ -2,6 +2,8 @@
 #pragma once
 
 #include <shardopt/collectives/collective.hpp>
+#include <shardopt/core/error.hpp>
+#include <shardopt/core/math.hpp>
 #include <shardopt/core/parameter_table.hpp>
 #include <shardopt/precision/precision_policy.hpp>
 #include <shardopt/rules/rule.hpp>
