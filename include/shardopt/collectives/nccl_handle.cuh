@@ -62,9 +62,9 @@ class NcclHandle {
   /// Whether a thread watches.
   [[nodiscard]] bool watched() const noexcept { return watcher_.joinable(); }
 
-  /// Whether it has failed and was not aborted.
+  /// Whether it has failed and will not be aborted.
   [[nodiscard]] bool stuck() const noexcept {
-    return failed_.load(std::memory_order_acquire) && !comm_->gone();
+    return failed_.load(std::memory_order_acquire) && !may_abort() && !comm_->gone();
   }
 
   /// @throws CollectiveError with the first failure, if there was one
@@ -87,7 +87,7 @@ class NcclHandle {
       }
       failed_.store(true, std::memory_order_release);
     }
-    if (owns_ || options_.abort_borrowed) comm_->abort(failure_);  // which stays as it is from now on
+    if (may_abort()) comm_->abort(failure_);  // which stays as it is from now on
   }
 
   /// What the next collectives belong to, for reports.
@@ -134,6 +134,8 @@ class NcclHandle {
   }
 
  private:
+  [[nodiscard]] bool may_abort() const noexcept { return owns_ || options_.abort_borrowed; }
+
   using Clock = std::chrono::steady_clock;
 
   struct Pending {
