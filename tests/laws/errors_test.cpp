@@ -74,6 +74,8 @@ std::vector<BadCall<Optimizer>> bad_calls_between_steps() {
 std::vector<BadCall<Optimizer>> bad_calls_after_reduce() {
   return {
       {"announcing", [](Optimizer& o) { o.gradient_ready(so::ParameterId{0}, {}); }, "after reduce()"},
+      {"asking for the last step", [](Optimizer& o) { static_cast<void>(o.last_result({})); },
+       "after reduce()"},
       {"reducing again", [](Optimizer& o) { o.reduce({}, {}); }, "after reduce()"},
       {"a whole step", [](Optimizer& o) { o.step({}, {}); }, "after reduce()"},
       {"applying with an infinite lr_factor", [](Optimizer& o) { o.apply({.lr_factor = infinity}, {}); },

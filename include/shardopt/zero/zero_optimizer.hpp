@@ -281,9 +281,10 @@ class ZeroOptimizer {
 
   /// A ticket for the last step, replayed ones before it on `stream` included. Before the first step:
   /// StepResult's defaults.
-  /// @throws std::logic_error in a capture
+  /// @throws std::logic_error in a capture, or after reduce(), whose own ticket tells what is known
   [[nodiscard]] StepTicket last_result(Stream stream) {
     steps_->require_working();
+    steps_->require_reduced(false, "last_result");
     steps_->require_uncaptured("last_result", stream);
     return steps_->guarded("last_result", stream, [&] {
       steps_->wait_for_update(stream);
