@@ -95,9 +95,12 @@ class OrderedDevice : public so::Host {
     operator so::Host::Stream() const { return {}; }  // NOLINT: implicit
     friend bool operator==(Stream, Stream) = default;
   };
+  /// As of Cuda: what it marks outside captures and what in them are two things.
   struct Event {
-    StreamClock behind = {};
-    std::uint64_t capture = 0;
+    StreamClock outside = {};
+    StreamClock within = {};
+    std::uint64_t capture = 0;  ///< that the last record was part of
+    [[nodiscard]] const StreamClock& behind() const { return capture == 0 ? outside : within; }
   };
 
   explicit OrderedDevice(std::shared_ptr<OrderLog> log) : log_(std::move(log)) {}
@@ -117,7 +120,8 @@ class OrderedDevice : public so::Host {
   [[nodiscard]] Event make_event() const { return {}; }
   void record(Event& event, Stream stream) const {
     ++log_->enqueued;
-    event = {log_->streams[stream.id], log_->captures[stream.id]};
+    event.capture = log_->captures[stream.id];
+    (event.capture == 0 ? event.outside : event.within) = log_->streams[stream.id];
   }
   void wait(Stream stream, const Event& event) const {
     ++log_->enqueued;
@@ -125,17 +129,17 @@ class OrderedDevice : public so::Host {
     if (event.capture == 0 && capture != 0) throw so::Error("a capture waits for an event outside it");
     if (event.capture != 0 && capture != 0 && event.capture != capture) throw so::Error("two captures meet");
     if (event.capture != 0) capture = event.capture;
-    merge(log_->streams[stream.id], event.behind);
+    merge(log_->streams[stream.id], event.behind());
   }
   void wait_in_capture(Stream stream, const Event& event) const {
-    if (event.capture == capture_of(stream)) wait(stream, event);
+    if (event.capture == capture_of(stream)) return wait(stream, event);
+    if (capture_of(stream) != 0) return;
+    ++log_->enqueued;
+    merge(log_->streams[stream.id], event.outside);
   }
   [[nodiscard]] std::uint64_t capture_of(Stream stream) const { return log_->captures[stream.id]; }
   [[nodiscard]] static std::uint64_t capture_of(const Event& event) { return event.capture; }
-  void synchronize(const Event& event) const {
-    if (event.capture != 0) throw so::Error("the host waits for an event in a capture");
-    merge(log_->host, event.behind);
-  }
+  void synchronize(const Event& event) const { merge(log_->host, event.outside); }
   void synchronize(Stream stream) const {
     if (capture_of(stream) != 0) throw so::Error("the host waits for a stream in a capture");
     merge(log_->host, log_->streams[stream.id]);
