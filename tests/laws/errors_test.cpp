@@ -5,6 +5,7 @@
 #include <support/small_engine.hpp>
 #include <support/watched_collective.hpp>
 
+#include <exception>
 #include <functional>
 #include <limits>
 #include <string>
@@ -73,6 +74,8 @@ std::vector<BadCall<Optimizer>> bad_calls_between_steps() {
 std::vector<BadCall<Optimizer>> bad_calls_after_reduce() {
   return {
       {"announcing", [](Optimizer& o) { o.gradient_ready(so::ParameterId{0}, {}); }, "after reduce()"},
+      {"asking for the last step", [](Optimizer& o) { static_cast<void>(o.last_result({})); },
+       "after reduce()"},
       {"reducing again", [](Optimizer& o) { o.reduce({}, {}); }, "after reduce()"},
       {"a whole step", [](Optimizer& o) { o.step({}, {}); }, "after reduce()"},
       {"applying with an infinite lr_factor", [](Optimizer& o) { o.apply({.lr_factor = infinity}, {}); },
@@ -282,11 +285,11 @@ Seen break_in_step_three(HostThreads comm, const std::string& operation, int cal
   }
   auto& optimizer = engine.optimizer;
   const std::vector<std::function<void()>> calls = {
-      [&] { optimizer.step({}, {}); },       [&] { optimizer.gradient_ready(so::ParameterId{0}, {}); },
-      [&] { optimizer.reduce({}, {}); },     [&] { optimizer.apply({}, {}); },
-      [&] { optimizer.discard({}); },        [&] { optimizer.wait_parameters(so::Host::Stream{}); },
-      [&] { optimizer.zero_gradients({}); }, [&] { optimizer.set_rule("default", {}, {}); },
-      [&] { optimizer.verify_parameters(); }};
+      [&] { optimizer.step({}, {}); },         [&] { optimizer.gradient_ready(so::ParameterId{0}, {}); },
+      [&] { optimizer.reduce({}, {}); },       [&] { optimizer.apply({}, {}); },
+      [&] { optimizer.discard({}); },          [&] { optimizer.wait_parameters(so::Host::Stream{}); },
+      [&] { optimizer.zero_gradients({}); },   [&] { optimizer.set_rule("default", {}, {}); },
+      [&] { optimizer.verify_parameters({}); }};
   for (const auto& each : calls) seen.later.push_back(message_of(each));
   if (engine.parameters != parameters) seen.unchanged += "parameters ";
   if (engine.state("exp_avg") != first_moment) seen.unchanged += "state ";
@@ -347,10 +350,22 @@ TEST_CASE("An observer that throws in the middle of a step breaks the optimizer 
     Engine<Optimizer> engine(table_of_sizes({600}), {.sharding = {.bucket_bytes = 1}, .observer = &thrower},
                              std::move(comm), 1.0);
     thrower.armed = true;
-    const std::string first = message_of<so::Error>([&] { engine.step(); });
-    return first + (message_of<so::Error>([&] { engine.step(); }) == first ? "" : " DIFFERENT");
+    std::string first;
+    try {
+      engine.step();
+    } catch (const so::Error& error) {
+      first = error.what();
+      try {
+        std::rethrow_if_nested(error);
+      } catch (const int original) {
+        first += ", nested: " + std::to_string(original);
+      }
+    }
+    const std::string again = message_of<so::Error>([&] { engine.step(); });
+    return first + (first.find(again) == 0 ? "" : " DIFFERENT");
   });
   CHECK(messages[0].find("iteration 1, in reduce: the reduction of bucket 0") != std::string::npos);
+  CHECK(messages[0].find(", nested: 42") != std::string::npos);
   CHECK(messages[0].find("DIFFERENT") == std::string::npos);
 }
 
@@ -361,7 +376,9 @@ TEST_CASE("A ticket says when its optimizer is gone and when it is too old", "[l
     {
       Engine<Optimizer> engine(table_of_sizes({6}), {}, std::move(comm), 1.0);
       first = engine.optimizer.step({}, {});
-      for (int k = 0; k < 64; ++k) engine.step();
+      for (int k = 0; k < 63; ++k) engine.step();
+      static_cast<void>(first->get());
+      engine.step();
       too_old = message_of<so::Error>([&] { static_cast<void>(first->get()); });
       first = engine.optimizer.step({}, {});
     }

@@ -42,6 +42,8 @@ class Threads<Cuda> {
   using Device = Cuda;
   /// As it stands in messages.
   static constexpr std::string_view name = "threads";
+  /// Calls meet on the host: a graph cannot hold that.
+  static constexpr bool capturable = false;
   /// Ranks at most: their addresses are a kernel's arguments.
   static constexpr int most_ranks = detail::most_sources;
 

@@ -6,6 +6,8 @@
 #include <shardopt/zero/buffers.hpp>
 #include <shardopt/zero/shard_layout.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -53,7 +55,11 @@ class EngineBuffers {
     }
     require_aligned(flat.parameters, "parameters", alignof(Param));
     require_aligned(flat.gradients, "gradients", alignof(Grad));
-    if (table.trainable_elements() > 0 && (flat.parameters == nullptr || flat.gradients == nullptr)) {
+    // Frozen parameters are read, too: they are compared or sent at the start.
+    const bool reads = std::any_of(table.entries().begin(), table.entries().end(),
+                                   [](const auto& entry) { return entry.numel > 0; });
+    if ((reads && flat.parameters == nullptr) ||
+        (table.trainable_elements() > 0 && flat.gradients == nullptr)) {
       throw std::invalid_argument("shardopt: FlatBuffers holds a null pointer");
     }
   }
@@ -126,6 +132,7 @@ class EngineBuffers {
 /// The engine's buffers of the precision's types, or of the engine's own types of the same kind.
 /// @throws std::invalid_argument as EngineBuffers does
 template <class Param, class Grad, template <class, class> class Buffers, class P, class G>
+requires BufferKind<Buffers<P, G>>
 [[nodiscard]] EngineBuffers<Param, Grad> engine_buffers(const ParameterTable& table,
                                                         const Buffers<P, G>& given) {
   static_assert(dtype_of<P> == dtype_of<Param> && dtype_of<G> == dtype_of<Grad>,

@@ -4,6 +4,7 @@
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/core/digest.hpp>
 #include <shardopt/core/error.hpp>
+#include <shardopt/zero/host_wait.hpp>
 
 #include <algorithm>
 #include <array>
@@ -101,7 +102,7 @@ void tell_setup_failure(Comm& comm, std::string_view what) noexcept {
     } catch (...) {
       // The others cannot be reached.
     }
-    comm.device().deallocate(scratch);
+    if (!is_stuck(comm)) comm.device().deallocate(scratch);  // what may be used for ever is left
   } catch (...) {
     // Nor without memory for the message.
   }

@@ -9,6 +9,7 @@
 #include <shardopt/zero/buffers.hpp>
 #include <shardopt/zero/config.hpp>
 #include <shardopt/zero/owned_memory.hpp>
+#include <shardopt/zero/setup_digest.hpp>
 #include <shardopt/zero/step_control.hpp>
 #include <shardopt/zero/step_memory.hpp>
 
@@ -82,9 +83,10 @@ class RankState {
     device.upload(rules(), rules_by_group.data(),
                   static_cast<std::int64_t>(rules_by_group.size() * sizeof(Rule)), stream);
     device.fill_zero(control(), sizeof(StepState), stream);
-    device.invoke(InitializeStep{control(), config.loss_scale.value_or(DynamicLossScale{}),
-                                 config.loss_scale.has_value()},
-                  stream);
+    device.invoke(
+        InitializeStep{control(), digest_of_rules(config.groups),
+                       config.loss_scale.value_or(DynamicLossScale{}), config.loss_scale.has_value()},
+        stream);
   }
 
   /// Zeroes the states and copies the masters from the parameters. @pre upload() came before

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 using namespace test;
@@ -229,4 +230,153 @@ TEST_CASE("Two optimizers on one communicator keep their calls in program order"
     CHECK(rank[1] == Approx(-0.5).epsilon(1e-6));
     CHECK(rank[2] == Approx(1.5 * std::sqrt(600)).epsilon(1e-12));
   }
+}
+
+TEST_CASE("What belongs to the other half of a step is refused", "[zero][law9][host]") {
+  const auto seen = on_ranks(1, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    const float one = 1;
+    auto& optimizer = engine.optimizer;
+    const auto refused = [](const auto& call) { return message_of<std::invalid_argument>(call); };
+    std::vector<std::string> texts{refused([&] { optimizer.reduce({.lr_factor = 0.5f}, {}); })};
+    optimizer.reduce({.gradient_scale = 0.5f}, {});
+    texts.push_back(refused([&] { optimizer.apply({.gradient_scale = 0.5f}, {}); }));
+    texts.push_back(refused([&] { optimizer.apply({.gradient_scale = &one}, {}); }));
+    texts.push_back(refused([&] { optimizer.apply({.scalars = {&one}}, {}); }));
+    engine.fill_gradients(1);
+    optimizer.apply({.lr_factor = 0.5f}, {});
+    texts.push_back(std::to_string(engine.parameter(0)));
+    return texts;
+  });
+  CHECK(seen[0][0].find("reduce() takes no lr_factor") != std::string::npos);
+  for (const std::size_t k : {1U, 2U, 3U})
+    CHECK(seen[0][k].find("apply() takes lr_factor only") != std::string::npos);
+  CHECK(seen[0][4] == "-0.250000");
+}
+
+TEST_CASE("A factor that differs between ranks in apply() shows in the next step's ticket",
+          "[zero][law6][host]") {
+  const auto seen = on_ranks(3, [](HostThreads comm) {
+    const bool odd = comm.rank() == 1;
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    std::string differ;
+    for (const float factor : {1.0f, odd ? 0.5f : 0.25f, 1.0f, 1.0f}) {
+      engine.optimizer.reduce({}, {});
+      differ += engine.optimizer.apply({.lr_factor = factor}, {}).get().inputs_differ ? "1" : "0";
+    }
+    engine.optimizer.reduce({}, {});
+    engine.optimizer.apply({.lr_factor = odd ? 0.5f : 0.25f}, {});
+    differ += engine.step().inputs_differ ? "1" : "0";
+    differ += engine.step().inputs_differ ? "1" : "0";
+    return differ;
+  });
+  for (const std::string& differ : seen) CHECK(differ == "001010");
+}
+
+TEST_CASE("Gradient scales that differ in device memory show in the ticket", "[zero][law6][host]") {
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    float scale = comm.rank() == 0 ? 0.5f : 0.25f;
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    std::string differ = engine.step({.gradient_scale = &scale}).inputs_differ ? "1" : "0";
+    scale = 0.5f;
+    // The same value, given in two ways.
+    const so::StepOptions options{.gradient_scale = engine.optimizer.rank() == 0 ? so::GradientScale(&scale)
+                                                                                 : so::GradientScale(0.5f)};
+    return differ + (engine.step(options).inputs_differ ? "1" : "0");
+  });
+  for (const std::string& differ : seen) CHECK(differ == "10");
+}
+
+TEST_CASE("A gradient scale that is a null pointer is refused", "[zero][law9][host]") {
+  const auto texts = on_ranks(1, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    const so::GradientScale null(static_cast<const float*>(nullptr));
+    const auto refused = [](const auto& call) { return message_of<std::invalid_argument>(call); };
+    return std::vector<std::string>{refused([&] { engine.optimizer.step({.gradient_scale = null}, {}); }),
+                                    refused([&] { engine.optimizer.set_inputs(1, null, {}); })};
+  });
+  for (const std::string& text : texts[0])
+    CHECK(text.find("gradient_scale is a null pointer") != std::string::npos);
+}
+
+TEST_CASE("Zeroing and other hyper-parameters are refused in the middle of a step", "[zero][law9][host]") {
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({4, 5}), plain_sgd, std::move(comm));
+    auto& optimizer = engine.optimizer;
+    engine.fill_gradients(0.5);
+    std::string unexpected;
+    const auto refuse = [&] {
+      const auto text = [](const auto& call) { return message_of<std::logic_error>(call); };
+      for (const std::string& told : {text([&] { optimizer.zero_gradients({}); }),
+                                      text([&] { optimizer.set_rule("default", {.lr = 7}, {}); })}) {
+        if (told.find("in the middle of a step") == std::string::npos) unexpected = "says: " + told;
+      }
+    };
+    optimizer.gradient_ready(so::ParameterId{1}, {});
+    refuse();
+    optimizer.reduce({}, {});
+    refuse();
+    optimizer.apply({}, {});
+    if (engine.parameter(0) != -1 || engine.parameter(8) != -1) unexpected += "another step";
+    optimizer.zero_gradients({});
+    if (engine.gradient(8) != 0) unexpected += "not zeroed";
+    return unexpected;
+  });
+  for (const std::string& unexpected : seen) CHECK(unexpected == "");
+}
+
+TEST_CASE("A table of frozen parameters needs their memory, and no gradients", "[zero][law9][host]") {
+  const auto table = packed_table({{"frozen", {300}, "default", true}});
+  std::vector<float> values(300, 1.0f);
+  const auto start = [&](float* parameters) {
+    return messages_of_ranks(2, [&, parameters](HostThreads comm) {
+      Sgd optimizer(table, plain_sgd, std::move(comm), so::FlatBuffers<float, float>{parameters, nullptr},
+                    {});
+      optimizer.step({}, {});
+    })[0];
+  };
+  CHECK(start(values.data()) == "");
+  CHECK(start(nullptr).find("null pointer") != std::string::npos);
+}
+
+TEST_CASE("Only buffers are taken as buffers", "[zero][host]") {
+  using Table = const so::ParameterTable&;
+  using Config = const Sgd::Config&;
+  using Stream = so::Host::Stream;
+  STATIC_CHECK(
+      std::is_constructible_v<Sgd, Table, Config, HostThreads, so::FlatBuffers<float, float>, Stream>);
+  STATIC_CHECK(
+      std::is_constructible_v<Sgd, Table, Config, HostThreads, so::SeparateBuffers<float, float>, Stream>);
+  STATIC_CHECK_FALSE(std::is_constructible_v<Sgd, Table, Config, HostThreads, int, Stream>);
+  STATIC_CHECK_FALSE(std::is_move_constructible_v<Sgd>);
+}
+
+TEST_CASE("A skipped step is told once, whichever of its tickets are asked", "[zero][host]") {
+  class Watcher : public so::Observer {
+   public:
+    void step_skipped(const so::StepResult& result) override { seen.push_back(result.iteration); }
+    std::vector<std::int64_t> seen;
+  };
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    Watcher watcher;
+    Sgd::Config config = plain_sgd;
+    config.observer = &watcher;
+    Engine<Sgd> engine(table_of_sizes({4}), config, std::move(comm));
+    engine.fill_gradients(std::numeric_limits<double>::infinity());
+    const auto early = engine.optimizer.reduce({}, {});
+    static_cast<void>(early.get());
+    const auto late = engine.optimizer.apply({}, {});
+    static_cast<void>(late.get());
+    static_cast<void>(late.get());
+    static_cast<void>(early.get());
+    engine.fill_gradients(1);
+    static_cast<void>(engine.optimizer.reduce({}, {}).get());
+    static_cast<void>(engine.optimizer.discard({}).get());
+    static_cast<void>(engine.optimizer.last_result({}).get());
+    engine.optimizer.set_counters({}, {});
+    engine.fill_gradients(std::numeric_limits<double>::infinity());
+    engine.step();
+    return watcher.seen;
+  });
+  for (const auto& rank : seen) CHECK(rank == std::vector<std::int64_t>{1, 2, 1});
 }
