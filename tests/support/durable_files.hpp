@@ -296,7 +296,7 @@ class DurableFiles final : public so::checkpoint::FileSystem {
   [[nodiscard]] std::size_t find(const std::filesystem::path& path) const {
     std::size_t node = 0;
     for (const auto& part : path.relative_path()) {
-      if (part.empty()) continue;
+      if (part.empty() || (part == "." && disk_.nodes[node].is_directory)) continue;
       const auto& entries = disk_.nodes[node].entries;
       const auto found = entries.find(part.string());
       if (found == entries.end()) return DiskOperation::gone;
