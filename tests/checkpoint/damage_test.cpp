@@ -234,3 +234,47 @@ TEST_CASE("A checkpoint without any element, and ranks without a share, save and
   for (const std::int64_t iteration : loaded) CHECK(iteration == 4);
   CHECK(ckpt::verify(ckpt::Checkpoint(newest_of(files), files)).empty());
 }
+
+TEST_CASE("Manifests that do not give every element to one file are refused, whatever their checksum",
+          "[checkpoint][host][law8]") {
+  Files files(small_checkpoints(3, checkpoint_table()));
+  const auto generation = newest_of(files);
+  const auto path = generation / ckpt::manifest_name;
+  const ckpt::Manifest whole = ckpt::Checkpoint(generation, files).manifest();
+  SoloEngine engine(checkpoint_table(), checkpoint_config<SoloAdam>(), so::Solo<so::Host>());
+  engine.train(1);
+  const Snapshot before = engine.own_snapshot();
+  const auto refused = [&](const ckpt::Manifest& manifest) {
+    files.bytes(path) = ckpt::to_text(manifest);
+    const std::string message = message_of<so::CheckpointError>(
+        [&] { ckpt::load(engine.optimizer, generation, {.files = &files}, {}); });
+    if (message.find(generation.string()) == std::string::npos) return "loaded, or no name in: " + message;
+    return engine.own_snapshot() == before ? std::string() : "refused, and changed";
+  };
+  for (std::size_t f = 0; f < 3; ++f) {
+    REQUIRE(!whole.files[f].pieces.empty());
+    for (std::size_t p = 0; p < whole.files[f].pieces.size(); ++p) {
+      const auto changed = [&](std::int64_t parameter, std::int64_t begin, std::int64_t end) {
+        ckpt::Manifest m = whole;
+        auto& piece = m.files[f].pieces[p];
+        piece = {piece.parameter + parameter, {piece.range.begin + begin, piece.range.end + end}};
+        return refused(m);
+      };
+      CAPTURE(f, p);
+      for (const std::int64_t by :
+           {std::int64_t{-1}, std::int64_t{1}, std::int64_t{1} << 40, std::int64_t{1} << 62}) {
+        CAPTURE(by);
+        CHECK(changed(0, by, 0) == "");
+        CHECK(changed(0, 0, by) == "");
+        CHECK(changed(0, by, by) == "");  // as many as before: only the cover shows it
+        CHECK(changed(by, 0, 0) == "");
+      }
+      ckpt::Manifest m = whole;
+      m.files[f].pieces.push_back(whole.files[f].pieces[p]);
+      CHECK(refused(m) == "");
+      m = whole;
+      m.files[f].pieces.erase(m.files[f].pieces.begin() + static_cast<std::ptrdiff_t>(p));
+      CHECK(refused(m) == "");
+    }
+  }
+}

@@ -352,8 +352,6 @@ TEST_CASE("Manifests that were changed, with their checksum or without, are refu
   CHECK(judge.refused > 500);
   CHECK(judge.largest < 8);
   CHECK(judge.peak < 40);
-  WARN("loaded " << judge.loaded << ", refused " << judge.refused << ", largest request " << judge.largest
-                 << ", peak " << judge.peak << " sizes of the file");
 }
 
 TEST_CASE("Headers that were changed, with their checksums or without, are refused or load what was saved",
@@ -401,8 +399,6 @@ TEST_CASE("Headers that were changed, with their checksums or without, are refus
   CHECK(judge.loaded > 50);
   CHECK(judge.refused > 500);
   CHECK(judge.largest < 8);
-  WARN("loaded " << judge.loaded << ", refused " << judge.refused << ", largest request " << judge.largest
-                 << ", peak " << judge.peak << " sizes of the file");
 }
 
 TEST_CASE("Merged files whose header was changed are refused or load what was saved",
@@ -465,40 +461,4 @@ TEST_CASE("Merged files whose header was changed are refused or load what was sa
   CHECK(judge.loaded > 10);
   CHECK(judge.refused > 500);
   CHECK(judge.largest < 8);
-  WARN("loaded " << judge.loaded << ", refused " << judge.refused << ", largest request " << judge.largest
-                 << ", peak " << judge.peak << " sizes of the file");
-}
-
-TEST_CASE("Manifests that claim other pieces than there are never get past the check of coverage",
-          "[checkpoint][host]") {
-  Judge judge(small_checkpoints(3));
-  const auto path = judge.generation / ckpt::manifest_name;
-  const auto refused = [&](const ckpt::Manifest& manifest) {
-    judge.files.bytes(path) = ckpt::to_text(manifest);
-    const int before = judge.refused;
-    const std::string fault = judge.fault_of_load(judge.generation, true);
-    return fault.empty() && judge.refused > before ? std::string("refused") : "loaded " + fault;
-  };
-  for (std::size_t f = 0; f < 3; ++f) {
-    for (std::size_t p = 0; p < judge.manifest.files[f].pieces.size(); ++p) {
-      for (const std::int64_t by : {std::int64_t{-1}, std::int64_t{1}, std::int64_t{1} << 40}) {
-        CAPTURE(f, p, by);
-        ckpt::Manifest m = judge.manifest;
-        m.files[f].pieces[p].range.begin += by;
-        CHECK(refused(m) == "refused");
-        m = judge.manifest;
-        m.files[f].pieces[p].range.end += by;
-        CHECK(refused(m) == "refused");
-        m = judge.manifest;
-        m.files[f].pieces[p].parameter += by;
-        CHECK(refused(m) == "refused");
-      }
-      ckpt::Manifest m = judge.manifest;
-      m.files[f].pieces.push_back(m.files[f].pieces[p]);
-      CHECK(refused(m) == "refused");
-      m = judge.manifest;
-      m.files[f].pieces.erase(m.files[f].pieces.begin() + static_cast<std::ptrdiff_t>(p));
-      CHECK(refused(m) == "refused");
-    }
-  }
 }

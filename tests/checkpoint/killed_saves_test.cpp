@@ -3,6 +3,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <support/checkpoint_engine.hpp>
+#include <support/scratch_files.hpp>
 
 #include <sys/types.h>
 #include <sys/wait.h>
@@ -26,17 +27,6 @@ using namespace test;
 namespace {
 
 using AdamEngine = CheckpointEngine<CheckpointAdam>;
-
-class Folder {
- public:
-  Folder() : path(std::filesystem::temp_directory_path() / ("shardopt-killed-" + std::to_string(getpid()))) {
-    std::filesystem::remove_all(path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path); }
-  const std::filesystem::path path;
-};
 
 /// A process of the program `saver`.
 class Saver {
@@ -135,19 +125,19 @@ class Saver {
 
 /// Kills savers at random instants, each continuing where the one before stood.
 [[nodiscard]] std::string faults_of_kills(int kills, std::int64_t keep, std::uint64_t seed) {
-  const Folder folder;
+  const ScratchFolder folder;
   std::mt19937_64 random(seed);
   std::vector<Snapshot> plain = plain_run(100);
   std::int64_t saved = 0;
   for (int k = 0; k < kills; ++k) {
-    Saver saver({folder.path.string(), std::to_string(keep)});
+    Saver saver({folder.path().string(), std::to_string(keep)});
     // At first it starts and loads: some die there, most a little behind their first save.
     if (k % 8 != 0) saver.await_output();
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
     if (saver.end(true) != SIGKILL) return "the saver has ended by itself: " + saver.text();
     std::istringstream lines(saver.text().substr(0, saver.text().rfind('\n') + 1));
     for (std::int64_t line = 0; lines >> line;) saved = line;
-    const std::string fault = fault_of(folder.path, saved, keep, plain);
+    const std::string fault = fault_of(folder.path(), saved, keep, plain);
     if (!fault.empty()) return "kill " + std::to_string(k) + ": " + fault;
     saved += 1;
   }
@@ -170,22 +160,22 @@ TEST_CASE("A saving process that is killed at two hundred random instants leaves
 
 TEST_CASE("A process that may not write more bytes keeps the old checkpoint, and every rank says so",
           "[checkpoint][host][B082]") {
-  const Folder folder;
+  const ScratchFolder folder;
   std::vector<Snapshot> plain = plain_run(60);
   static_cast<void>(on_ranks(3, [&](HostThreads comm) {
     AdamEngine engine(std::move(comm));
     engine.train(10);
-    ckpt::save(engine.optimizer, folder.path, {}, {});
+    ckpt::save(engine.optimizer, folder.path(), {}, {});
     return 0;
   }));
   std::int64_t all = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(ckpt::newest(folder.path)))
+  for (const auto& entry : std::filesystem::directory_iterator(ckpt::newest(folder.path())))
     all = std::max(all, static_cast<std::int64_t>(entry.file_size()));
   std::int64_t last = 10;
   for (const std::int64_t limit :
        {std::int64_t{0}, std::int64_t{1}, std::int64_t{63}, std::int64_t{64}, all / 2, all - 1}) {
     CAPTURE(limit, all);
-    Saver saver({folder.path.string(), "0", std::to_string(limit)});
+    Saver saver({folder.path().string(), "0", std::to_string(limit)});
     REQUIRE(saver.end(false) == 0);
     std::istringstream lines(saver.text());
     int ranks = 0;
@@ -195,8 +185,8 @@ TEST_CASE("A process that may not write more bytes keeps the old checkpoint, and
       CHECK(line.find("File too large") != std::string::npos);
     }
     CHECK(ranks == 3);
-    CHECK(ckpt::generations(folder.path, ckpt::PosixFiles::instance()).back().iteration == last);
-    CHECK(fault_of(folder.path, last, 0, plain) == "");
+    CHECK(ckpt::generations(folder.path(), ckpt::PosixFiles::instance()).back().iteration == last);
+    CHECK(fault_of(folder.path(), last, 0, plain) == "");
     last += 1;
   }
 }

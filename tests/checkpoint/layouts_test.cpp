@@ -5,17 +5,16 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <support/checkpoint_engine.hpp>
 #include <support/durable_files.hpp>
+#include <support/scratch_files.hpp>
 #include <support/watched_files.hpp>
 #include <support/watched_new.hpp>
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,19 +24,6 @@ using namespace test;
 namespace {
 
 const std::filesystem::path directory = "/runs/a";
-
-/// A folder on the disk, for the time of a test.
-class Folder {
- public:
-  explicit Folder(const std::string& name)
-      : path(std::filesystem::temp_directory_path() / ("shardopt-" + name + "-" + std::to_string(getpid()))) {
-    std::filesystem::remove_all(path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path); }
-  const std::filesystem::path path;
-};
 
 }  // namespace
 
@@ -162,23 +148,23 @@ struct Load {
 TEST_CASE("A rank reads the files that hold what it keeps, and takes memory for that alone",
           "[checkpoint][host][B079]") {
   constexpr std::int64_t n = std::int64_t{1} << 20;
-  const Folder folder("reads");
+  const ScratchFolder folder;
   static_cast<void>(on_ranks(8, [&](HostThreads comm) {
     using Optimizer = ThreadsOptimizer<so::Adam>;
     Engine<Optimizer> engine(table_of_sizes({n}), Optimizer::Config(), std::move(comm));
     engine.fill_gradients(1);
     engine.step();
-    ckpt::save(engine.optimizer, folder.path, {}, {});
+    ckpt::save(engine.optimizer, folder.path(), {}, {});
     return 0;
   }));
   constexpr std::int64_t block = std::int64_t{1} << 20;
-  for (const Load& load : loads(folder.path, 8, n)) {
+  for (const Load& load : loads(folder.path(), 8, n)) {
     CHECK(static_cast<double>(load.read) <= 1.05 * static_cast<double>(load.shard_bytes) + 65536);
     CHECK(load.shard_files == 1);
     CHECK(load.shard_bytes == 12 * n / 8);
     CHECK(load.above <= load.shard_bytes + block + 65536);  // the block is what is being verified
   }
-  for (const Load& load : loads(folder.path, 4, n)) {
+  for (const Load& load : loads(folder.path(), 4, n)) {
     CHECK(load.shard_files == 2);
     CHECK(static_cast<double>(load.read) <= 1.05 * static_cast<double>(load.shard_bytes) + 65536);
     CHECK(load.above <= load.shard_bytes + block + 65536);
@@ -202,16 +188,16 @@ TEMPLATE_TEST_CASE("The states of a rank take twelve bytes an element that it ke
 
 TEST_CASE("Whatever a damaged file claims, loading it asks for at most twice its bytes",
           "[checkpoint][host][B085]") {
-  const Folder folder("claims");
+  const ScratchFolder folder;
   const auto table = table_of_sizes({40'000, 7});
   using Optimizer = ThreadsOptimizer<so::Adam>;
   static_cast<void>(on_ranks(3, [&](HostThreads comm) {
     Engine<Optimizer> engine(table, Optimizer::Config(), std::move(comm));
-    ckpt::save(engine.optimizer, folder.path, {}, {});
+    ckpt::save(engine.optimizer, folder.path(), {}, {});
     return 0;
   }));
   DurableFiles files;
-  const auto generation = ckpt::newest(folder.path);
+  const auto generation = ckpt::newest(folder.path());
   files.make_directory(generation);
   for (const auto& entry : std::filesystem::directory_iterator(generation)) {
     const auto text = ckpt::detail::read_text(ckpt::PosixFiles::instance(), entry.path());

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <span>
 #include <string>
@@ -83,6 +84,9 @@ inline void make_durable_directory(FileSystem& files, const std::filesystem::pat
   make_durable_directory(files, directory);
   sweep(files, directory);
   const auto found = generations(directory, files);
+  if (!found.empty() && found.back().sequence == (std::numeric_limits<std::int64_t>::max)())
+    throw CheckpointError("shardopt: " + in_quotes(found.back().path.string()) +
+                          " has the last number that a generation can have: rename it");
   const std::int64_t sequence = found.empty() ? 1 : found.back().sequence + 1;
   const std::string name = std::string(saving_prefix) + std::to_string(sequence) + "-" + random_id();
   files.make_directory(directory / name);

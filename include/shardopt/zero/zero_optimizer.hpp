@@ -288,17 +288,22 @@ class ZeroOptimizer {
   /// state where none is kept
   void set_rule(std::string_view group, const Rule& rule, Stream stream) {
     latch_.require_working();
+    require_rule(group, rule);
     const std::size_t index = group_index(group);
-    Config::validate_rule(rule, config_.groups[index].name);
-    if (!prepared_.stateful && !stateless(rule)) {
-      throw std::invalid_argument("shardopt: group " + detail::in_quotes(group) +
-                                  " was set up without state; these hyper-parameters need it");
-    }
     config_.groups[index].rule = rule;
     rules_digest_ = detail::digest_of_rules(config_.groups);
     guarded("set_rule", [&] {
       comm_.device().invoke(detail::AssignRule<Rule>{state_->rules() + index, rule}, stream);
     });
+  }
+
+  /// Changes nothing. @throws std::invalid_argument where set_rule() would
+  void require_rule(std::string_view group, const Rule& rule) const {
+    Config::validate_rule(rule, config_.groups[group_index(group)].name);
+    if (!prepared_.stateful && !stateless(rule)) {
+      throw std::invalid_argument("shardopt: group " + detail::in_quotes(group) +
+                                  " was set up without state; these hyper-parameters need it");
+    }
   }
 
   /// A group's hyper-parameters as the next step uses them. @throws std::invalid_argument for an unknown
