@@ -4,6 +4,7 @@
 /// \file
 /// Sharded checkpoints. Needs nlohmann-json and xxHash (target shardopt::checkpoint), and no CUDA.
 
+#include <shardopt/checkpoint/async_saver.hpp>
 #include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/checkpoint/generations.hpp>
 #include <shardopt/checkpoint/load.hpp>

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <shardopt/checkpoint/agreement.hpp>
+#include <shardopt/checkpoint/checkpointable.hpp>
+#include <shardopt/checkpoint/folder_agreement.hpp>
+#include <shardopt/checkpoint/save.hpp>
+#include <shardopt/checkpoint/save_options.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace shardopt::inline v0::checkpoint {
+
+/// Saves in the background: the training loop is held only while this rank's states are copied to host
+/// memory; a thread writes them. One object a rank, one save at a time.
+///
+/// A save that has failed shows at the next call, on every rank. Takes host memory of the size of this rank's
+/// file until it is written, and 8 MiB of page-locked memory while it is copied.
+class AsyncSaver {
+ public:
+  AsyncSaver() = default;
+  AsyncSaver(const AsyncSaver&) = delete;
+  AsyncSaver& operator=(const AsyncSaver&) = delete;
+  /// Waits until this rank's thread has ended, at most SaveOptions::patience longer than its writing takes. A
+  /// failure is lost: call wait() before.
+  ~AsyncSaver() {
+    if (job_) job_->thread.join();
+  }
+
+  /// Begins a save of the optimizer as it stands between two steps. The save before is waited for first.
+  ///
+  /// Collective; waits for what `stream` holds and for the copy.
+  /// @param stream  the last step was made on
+  /// @throws CheckpointError on every rank, as save() does, or for the save before; then none is begun
+  template <Checkpointable Optimizer>
+  void save(Optimizer& optimizer, const std::filesystem::path& directory, const SaveOptions& options,
+            typename Optimizer::Stream stream) {
+    static_cast<void>(wait(optimizer));
+    auto job = std::make_unique<Job>(detail::begin_save(optimizer, directory, options, stream));
+    try {
+      detail::collectively(optimizer, job->save.failed(), [&] { job->take(optimizer, stream); });
+    } catch (const CheckpointError&) {
+      job->save.clear_away();
+      throw;
+    }
+    detail::collectively(optimizer, job->save.failed(), [&] { job->start(); });
+    job_ = std::move(job);
+  }
+
+  /// Returns when the last save is complete on every rank; at once if none was begun since the last call.
+  /// Collective; waits. @return what was saved, if a save was waited for
+  /// @throws CheckpointError on every rank if it has failed; complete generations stay as they were
+  template <Checkpointable Optimizer>
+  std::optional<SaveReport> wait(Optimizer& optimizer) {
+    if (!job_) return std::nullopt;
+    const std::unique_ptr<Job> job = std::move(job_);
+    job->thread.join();
+    const std::string failures = detail::told_failures(optimizer.exchange(job->failure));
+    if (!failures.empty()) throw CheckpointError("shardopt: " + job->save.failed() + ": " + failures);
+    return std::move(job->report);
+  }
+
+  /// Whether a save is being written by this rank, or waits for other ranks. Not collective; does not wait.
+  [[nodiscard]] bool busy() const noexcept { return job_ && !job_->ended; }
+
+ private:
+  struct Job {
+    explicit Job(detail::Save begun) : save(std::move(begun)) {
+      report.generation = save.place.complete;
+      report.iteration = save.manifest.iteration;
+    }
+    ~Job() {
+      if (thread.joinable()) thread.join();
+    }
+
+    /// Copies this rank's states to host memory.
+    template <class Optimizer>
+    void take(Optimizer& optimizer, typename Optimizer::Stream stream) {
+      const auto runs = optimizer.owned_states();
+      std::int64_t bytes = 0;
+      for (const auto& run : runs) bytes += run.range.size() * static_cast<std::int64_t>(sizeof(float));
+      snapshot = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+      detail::DeviceReader<typename Optimizer::Device> reader(optimizer.device());
+      reader.read(runs, stream, [&](std::span<const std::byte> chunk) {
+        std::memcpy(snapshot.get() + taken, chunk.data(), chunk.size());
+        taken += chunk.size();
+      });
+    }
+
+    void start() {
+      thread = std::thread([this] {
+        run();
+        ended = true;
+      });
+    }
+
+    void run() noexcept {
+      const detail::FolderAgreement agreement(*save.files, save.place, save.manifest.world,
+                                              save.options.patience);
+      failure = detail::failure_of([&] {
+        report.bytes = save.write([&](const auto& sink) {
+          constexpr std::size_t chunk = std::size_t{4} << 20;
+          for (std::size_t at = 0; at < taken; at += chunk)
+            sink(std::span<const std::byte>(snapshot.get() + at, (std::min)(chunk, taken - at)));
+        });
+        snapshot.reset();
+      });
+      if (!failure.empty()) {
+        // What was written of it may be what fills the disk.
+        static_cast<void>(
+            detail::failure_of([&] { save.files->remove(save.place.saving / save.file_name()); }));
+        agreement.tell_failure(save.rank, failure);
+      }
+      const std::string others =
+          detail::failure_of([&] { save.rank == 0 ? complete(agreement) : agreement.await_completion(); });
+      if (failure.empty()) failure = others;
+    }
+
+    void complete(const detail::FolderAgreement& agreement) {
+      const std::string text = detail::failure_of([&] {
+        agreement.await_parts();
+        detail::commit(*save.files, save.place, save.manifest);
+      });
+      if (!text.empty()) {
+        agreement.abort(text);
+        throw CheckpointError(text);
+      }
+      report.warnings = detail::prune(*save.files, save.place.directory, save.options.keep);
+    }
+
+    detail::Save save;
+    std::unique_ptr<std::byte[]> snapshot;
+    std::size_t taken = 0;
+    SaveReport report = {};
+    std::string failure;
+    std::thread thread;
+    std::atomic<bool> ended = false;
+  };
+
+  std::unique_ptr<Job> job_;
+};
+
+}  // namespace shardopt::inline v0::checkpoint
