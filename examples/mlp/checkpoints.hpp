@@ -10,8 +10,9 @@
 
 #include <shardopt/checkpoint.hpp>
 
+#include <chrono>
+#include <cmath>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -58,19 +59,27 @@ class Checkpoints {
            (options.save_every > 0 && iteration % options.save_every == 0);
   }
 
-  /// Saves behind an iteration. Between two steps: a step's gradients are never split.
-  /// @throws Told if that fails: a full disk
+  /// Begins to save what stands behind an iteration; it is written while the training goes on. Between two
+  /// steps: the micro-batches of a step are never parted.
+  /// @throws Told with exit code 1 if that fails, or the save before has failed: a full disk
   void save(int iteration) {
-    const shardopt::checkpoint::SaveOptions options{.keep = run_.options.keep, .extras = state_of(iteration)};
-    try {
-      const auto report =
-          shardopt::checkpoint::save(optimizer_, run_.options.checkpoint_dir, options, stream_);
-      for (const std::string& warning : report.warnings) tell(warning);
-      tell("saved " + report.generation.filename().string() + " (" + mebibytes(report.bytes) +
+    finish();
+    shardopt::checkpoint::SaveOptions options{.keep = run_.options.keep, .extras = state_of(iteration)};
+    const double seconds = run_.options.deadline.value_or(600.0);
+    if (seconds > 0) options.patience = std::chrono::milliseconds(std::llround(std::ceil(1000 * seconds)));
+    or_fail([&] { saver_.save(optimizer_, run_.options.checkpoint_dir, options, stream_); });
+  }
+
+  /// Waits until the last save is complete, and tells it.
+  /// @throws Told with exit code 1 if it has failed
+  void finish() {
+    or_fail([&] {
+      const auto report = saver_.wait(optimizer_);
+      if (!report) return;
+      for (const std::string& warning : report->warnings) tell(warning);
+      tell("saved " + report->generation.filename().string() + " (" + mebibytes(report->bytes) +
            " on this rank)");
-    } catch (const shardopt::CheckpointError& error) {
-      fail(error.what(), 1);
-    }
+    });
   }
 
  private:
@@ -83,6 +92,15 @@ class Checkpoints {
     tell(why);
     static_cast<void>(optimizer_.exchange(""));
     throw Told(why, code);
+  }
+
+  template <class Work>
+  void or_fail(const Work& work) {
+    try {
+      work();
+    } catch (const shardopt::CheckpointError& error) {  // on every rank
+      fail(error.what(), 1);
+    }
   }
 
   /// What is saved beside the optimizer.
@@ -123,6 +141,7 @@ class Checkpoints {
   Optimizer& optimizer_;
   Stream stream_;
   Settings settings_;
+  shardopt::checkpoint::AsyncSaver saver_;
 };
 
 }  // namespace mlp

@@ -60,6 +60,7 @@ Result run_rank(const Run& run, const Rule& rule, const Sharding& sharding, Netw
 
   Trainer trainer(run, network, optimizer, checkpoints, rank, iteration);
   trainer.train();
+  checkpoints.finish();
   Result result;
   if (rank == 0) result = {.accuracy = trainer.test_accuracy(), .weights = trainer.weights_hash()};
   return result;
