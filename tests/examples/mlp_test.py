@@ -313,6 +313,9 @@ def resume_refused(mlp):
             ("--stop-after 9", "generation-2-iteration-10 has more iterations than this run would have, 9"),
         ):
             mlp.refuses(*two, *option.split(), *folder.resuming, saying=saying)
+        note = "mlp: generation-2-iteration-10: parameters were fp32 and are bf16 here"
+        other = mlp.run(*two, "--precision", "bf16", "--sharding", "per-parameter", "--bucket-bytes", "999", *folder.resuming)
+        assert other.returncode == 0 and note in other.stderr, other
         # The newest is damaged: that is told, and the one before is taken. Then all are.
         expected = mlp.hash(*two)
         change_a_byte(folder.file(2, 10))
