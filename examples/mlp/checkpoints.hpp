@@ -30,27 +30,17 @@ class Checkpoints {
 
   /// Goes on where the newest whole checkpoint was saved, if that is wanted and there is one.
   /// @return iterations that are done
-  /// @throws Told with exit code 2 if there are checkpoints, and none can be used
-  int resume() {
-    if (!run_.options.resume) return 0;
-    if (!any()) {
-      tell("there is no checkpoint in '" + run_.options.checkpoint_dir + "': the training starts anew");
-      return 0;
-    }
-    const shardopt::checkpoint::LoadReport report = load();
-    const std::string name = report.generation.filename().string();
-    for (const std::string& note : report.notes) tell(name + ": " + note);
-    const std::string differences =
-        differences_of(report.extras, state_of(static_cast<int>(report.iteration)));
-    if (!differences.empty()) fail(name + " is of another training: " + differences, 2);
-    if (report.iteration > run_.last_iteration()) {
-      fail(name + " has more iterations than this run would have, " + std::to_string(run_.last_iteration()),
-           2);
-    }
-    tell("resumed " + name + ", saved by " + std::to_string(report.world) + " ranks");
-    return static_cast<int>(report.iteration);
+  /// @throws Told with exit code 2 if there are checkpoints, and none can be used, or that is not wanted
+  int begin() {
+    const std::string& directory = run_.options.checkpoint_dir;
+    if (directory.empty()) return 0;
+    const bool found = any();
+    if (run_.options.resume && found) return resume();
+    if (found)
+      fail("'" + directory + "' holds checkpoints: --resume goes on, a new training needs its own folder", 2);
+    if (run_.options.resume) tell("there is no checkpoint in '" + directory + "': the training starts anew");
+    return 0;
   }
-
   /// Whether to save behind an iteration.
   [[nodiscard]] bool due(int iteration) const {
     const Options& options = run_.options;
@@ -121,6 +111,21 @@ class Checkpoints {
       }
     }
     return !optimizer_.exchange(found)[0].empty();
+  }
+
+  int resume() {
+    const shardopt::checkpoint::LoadReport report = load();
+    const std::string name = report.generation.filename().string();
+    for (const std::string& note : report.notes) tell(name + ": " + note);
+    const std::string differences =
+        differences_of(report.extras, state_of(static_cast<int>(report.iteration)));
+    if (!differences.empty()) fail(name + " is of another training: " + differences, 2);
+    if (report.iteration > run_.last_iteration()) {
+      fail(name + " has more iterations than this run would have, " + std::to_string(run_.last_iteration()),
+           2);
+    }
+    tell("resumed " + name + ", saved by " + std::to_string(report.world) + " ranks");
+    return static_cast<int>(report.iteration);
   }
 
   /// Loads the newest checkpoint; if it is damaged, the newest that is whole.

@@ -54,7 +54,7 @@ Result run_rank(const Run& run, const Rule& rule, const Sharding& sharding, Netw
   Optimizer optimizer(run.parameters.table, config, std::move(comm),
                       shardopt::FlatBuffers{network.parameters(), network.gradients()}, network.stream());
   Checkpoints checkpoints(run, optimizer, network.stream(), settings_of(run.options, rule));
-  const int iteration = checkpoints.resume();
+  const int iteration = checkpoints.begin();
   if (rank == 0 && run.options.resume) run.csv.go_on_after(iteration);
   print(report.text());
 

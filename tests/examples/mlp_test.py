@@ -303,6 +303,7 @@ def resume_refused(mlp):
         anew = mlp.run(*two, *folder.resuming, "--save-every", "5")
         assert f"mlp: there is no checkpoint in '{folder.path}': the training starts anew\n" in anew.stderr, anew.stderr
         assert folder.labels() == [(1, 5), (2, 10)], folder.labels()
+        mlp.refuses(*two, *folder.saving, saying=f"'{folder.path}' holds checkpoints: --resume goes on, a new training needs its own folder")
         for option, saying in (
             ("--seed 2", "generation-2-iteration-10 is of another training: --seed is 1 there, 2 here"),
             ("--batch 120 --lr 0.5", "--batch is 240 there, 120 here; --lr is 0.015 there, 0.5 here"),
@@ -347,6 +348,7 @@ def save_fails(mlp):
     with Folder() as folder:
         arguments = [*SHORT, "--ranks", "2", *folder.saving]
         mlp.hash(*arguments, "--stop-after", "5")
+        assert folder.labels() == [(1, 5)], folder.labels()
         command = [*mlp.command, "--backend", mlp.backend, *arguments, "--resume", "--save-every", "1"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit_files)
         lines = done.stderr.splitlines()
