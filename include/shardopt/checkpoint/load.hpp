@@ -9,16 +9,23 @@
 #include <shardopt/checkpoint/describe.hpp>
 #include <shardopt/checkpoint/extracts.hpp>
 #include <shardopt/checkpoint/generations.hpp>
+#include <shardopt/checkpoint/json.hpp>
 #include <shardopt/checkpoint/load_options.hpp>
 #include <shardopt/checkpoint/verify.hpp>
+#include <shardopt/core/math.hpp>
+#include <shardopt/rules/rule.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -58,6 +65,9 @@ class Loading {
     here_ = describe(optimizer_, stream_);
     comparison_.emplace(checkpoint_->manifest(), here_, options_);
     comparison_->require_same(in_quotes(checkpoint_->path().string()));
+    if (options_.weights_only || !comparison_->same_rule()) return;
+    if (!options_.keep_hyper_parameters) prepare_rules();
+    prepare_counters();
   }
 
   /// Reads what this rank keeps, and its share of what no rank keeps, so that every byte is verified by some
@@ -94,10 +104,8 @@ class Loading {
       from += target.elements;
     }
     optimizer_.device().synchronize(stream_);
-    if (!options_.weights_only && comparison_->same_rule()) {
-      if (!options_.keep_hyper_parameters) apply_hyper_parameters();
-      apply_counters();
-    }
+    for (const auto& [group, rule] : rules_) optimizer_.set_rule(group, rule, stream_);
+    if (counters_) optimizer_.set_counters(*counters_, stream_);
     optimizer_.restore_parameters(stream_);
     optimizer_.wait_parameters(stream_);
     optimizer_.device().synchronize(stream_);
@@ -110,7 +118,8 @@ class Loading {
     report_.updates = m.updates;
     report_.world = m.world;
     report_.extras = m.extras;
-    report_.notes = comparison_->notes();
+    const auto notes = comparison_->notes();
+    report_.notes.insert(report_.notes.begin(), notes.begin(), notes.end());
     const bool any =
         std::any_of(m.files.begin(), m.files.end(), [](const auto& f) { return !f.extra.empty(); });
     if (m.world == optimizer_.world()) {
@@ -185,25 +194,51 @@ class Loading {
                           ", which its manifest does not name: a file of another generation; move it away");
   }
 
-  void apply_counters() {
+  /// What set_counters() would refuse is refused before anything changes.
+  void prepare_counters() {
     const Manifest& m = checkpoint_->manifest();
-    auto counters = optimizer_.counters(stream_);
-    counters.iteration = m.iteration;
-    counters.updates = m.updates;
-    if (m.loss_scale && here_.loss_scale) {
-      counters.loss_scale = m.loss_scale->value;
-      counters.loss_scale_good_steps = m.loss_scale->good_steps;
-      counters.loss_scale_hysteresis = m.loss_scale->hysteresis;
-    }
-    optimizer_.set_counters(counters, stream_);
+    counters_ = optimizer_.counters(stream_);
+    counters_->iteration = m.iteration;
+    counters_->updates = m.updates;
+    if (!m.loss_scale || !here_.loss_scale) return;
+    if (!math::is_finite(m.loss_scale->value) || !math::less(0.0f, m.loss_scale->value))
+      throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) +
+                            ": the loss scale is not positive and finite");
+    counters_->loss_scale = m.loss_scale->value;
+    counters_->loss_scale_good_steps = m.loss_scale->good_steps;
+    counters_->loss_scale_hysteresis = m.loss_scale->hysteresis;
   }
 
-  void apply_hyper_parameters() {
+  /// Likewise for set_rule().
+  void prepare_rules() {
     for (const auto& saved : checkpoint_->manifest().groups) {
       for (const auto& group : here_.groups) {
-        if (group.name == saved.name) optimizer_.set_rule(group.name, rule_of(group.name, saved), stream_);
+        if (group.name != saved.name) continue;
+        const auto rule = rule_of(group.name, saved);
+        try {
+          validate(rule);
+        } catch (const std::invalid_argument& error) {
+          throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) + ", group " +
+                                in_quotes(group.name) + ": " + error.what());
+        }
+        rules_.emplace_back(group.name, rule);
+        note_changes(group, hyper_parameters_of(rule));
       }
     }
+  }
+
+  void note_changes(const Manifest::Group& here,
+                    const std::vector<std::pair<std::string, HyperParameter>>& loaded) {
+    for (std::size_t k = 0; k < loaded.size(); ++k) {
+      if (loaded[k] == here.hyper_parameters[k]) continue;
+      report_.notes.push_back("group " + in_quotes(here.name) + ": " + loaded[k].first + " is " +
+                              text_of_value(loaded[k].second) + ", as when it was saved, not " +
+                              text_of_value(here.hyper_parameters[k].second));
+    }
+  }
+
+  [[nodiscard]] static std::string text_of_value(const HyperParameter& value) {
+    return std::visit([](auto v) { return Json(v).dump(); }, value);
   }
 
   [[nodiscard]] RuleOf<Optimizer> rule_of(const std::string& group, const Manifest::Group& saved) const {
@@ -226,6 +261,8 @@ class Loading {
   Manifest here_;
   std::optional<Checkpoint> checkpoint_;
   std::optional<Comparison> comparison_;
+  std::vector<std::pair<std::string, RuleOf<Optimizer>>> rules_;  ///< of groups, to be set
+  std::optional<decltype(std::declval<Optimizer&>().counters(std::declval<Stream>()))> counters_;
   std::vector<StateTarget> targets_;
   std::int64_t staging_elements_ = 0;
   std::vector<float> staging_;
