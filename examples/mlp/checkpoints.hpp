@@ -41,6 +41,7 @@ class Checkpoints {
     if (run_.options.resume) tell("there is no checkpoint in '" + directory + "': the training starts anew");
     return 0;
   }
+
   /// Whether to save behind an iteration.
   [[nodiscard]] bool due(int iteration) const {
     const Options& options = run_.options;
