@@ -125,7 +125,8 @@ class Checkpoints {
       fail(name + " has more iterations than this run would have, " + std::to_string(run_.last_iteration()),
            2);
     }
-    tell("resumed " + name + ", saved by " + std::to_string(report.world) + " ranks");
+    tell("resumed " + name + ", saved by " + std::to_string(report.world) +
+         (report.world == 1 ? " rank" : " ranks"));
     return static_cast<int>(report.iteration);
   }
 
