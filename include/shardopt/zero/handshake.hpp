@@ -116,6 +116,9 @@ decltype(auto) set_up(Comm& comm, const Make& make) {
   } catch (const std::exception& error) {
     tell_setup_failure(comm, error.what());
     throw;
+  } catch (...) {
+    tell_setup_failure(comm, "an exception that is no std::exception");
+    throw;
   }
 }
 

@@ -111,8 +111,9 @@ class ZeroOptimizer {
                                    return Preparation(table_, config_, {comm_.rank(), comm_.world()},
                                                       std::holds_alternative<StateBuffers>(memory));
                                  })),
-        buffers_(
-            detail::set_up(comm_, [&] { return detail::engine_buffers<Param, Grad>(table_, buffers); })) {
+        buffers_(detail::set_up(comm_, [&] {
+          return detail::engine_buffers<Param, Grad>(table_, buffers, prepared_.memory.plan, memory);
+        })) {
     const StateBuffers* adopted = std::get_if<StateBuffers>(&memory);
     detail::set_up(comm_, [&] {
       state_.emplace(comm_.device(), prepared_.memory, std::get_if<Arena>(&memory), adopted,
