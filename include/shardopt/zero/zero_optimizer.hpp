@@ -245,13 +245,15 @@ class ZeroOptimizer {
   }
 
   /// What replays of a captured step work with from now on: enqueued on `stream`, before the graph's launch
-  /// there. The same values on every rank. Uncaptured steps take theirs from StepOptions.
+  /// there, which it orders behind the last uncaptured step. The same values on every rank. Uncaptured
+  /// steps take theirs from StepOptions.
   /// @param gradient_scale  a value, or device memory that holds it when the replay runs
   /// @throws std::invalid_argument for values that are not finite
   void set_inputs(float lr_factor, GradientScale gradient_scale, Stream stream) {
     latch_.require_working();
     StepOptions{.lr_factor = lr_factor, .gradient_scale = gradient_scale}.validate();
     guarded("set_inputs", [&] {
+      settle(stream);
       comm_.device().invoke(
           detail::SetFactors{state_->control(), detail::factors_of(lr_factor, gradient_scale)}, stream);
     });
