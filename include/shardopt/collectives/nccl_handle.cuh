@@ -232,7 +232,7 @@ class NcclHandle {
   mutable std::mutex comm_mutex_;  ///< asking about the communicator and giving it up exclude each other
   bool gone_ = false;              ///< under comm_mutex_: the communicator is no more
   bool stopping_ = false;
-  std::string label_ = "the start";
+  std::string label_ = "the start, to which all ranks must come at once (one host thread a rank),";
   std::deque<Pending> pending_;
   std::vector<Cuda::Event> spare_;
   Clock::time_point progress_;

@@ -100,6 +100,9 @@ void tell_setup_failure(Comm& comm, std::string_view what) noexcept {
       static_cast<void>(exchange_all(comm, summary, scratch));
     } catch (...) {
       // The others cannot be reached.
+      if constexpr (requires { comm.stuck(); }) {
+        if (comm.stuck()) return;  // the scratch is in use for ever
+      }
     }
     comm.device().deallocate(scratch);
   } catch (...) {

@@ -104,7 +104,12 @@ class ZeroOptimizer {
     try {
       start(stream, adopted == nullptr || adopted->initialize);
     } catch (...) {
-      comm_.device().finish(comm_.stream());  // what was enqueued uses memory that is about to go
+      // What was enqueued uses memory that is about to go.
+      if (stuck()) {
+        state_->abandon();
+      } else {
+        comm_.device().finish(comm_.stream());
+      }
       throw;
     }
   }
@@ -125,7 +130,7 @@ class ZeroOptimizer {
   /// let every rank's optimizer go before a rank begins another collective, or give an Arena.
   ~ZeroOptimizer() {
     if (tickets_) tickets_->close();
-    [[maybe_unused]] bool ended = false;
+    bool ended = false;
     try {
       if (stepped_) waiter()(updated_);
       comm_.device().record(summed_, comm_.stream());
@@ -134,9 +139,7 @@ class ZeroOptimizer {
     } catch (...) {
       // The failure was reported by the call that met it, or is the engine's next call's to report.
     }
-    if constexpr (requires { comm_.stuck(); }) {
-      if (!ended && comm_.stuck() && state_) state_->abandon();
-    }
+    if (!ended && stuck() && state_) state_->abandon();
   }
 
   /// Says that gradients of this step are complete once what `stream` holds now is done. Reductions start as
@@ -696,6 +699,15 @@ class ZeroOptimizer {
       return comm_.waiter();
     } else {
       return [device = comm_.device()](const typename Device::Event& event) { device.synchronize(event); };
+    }
+  }
+
+  /// Whether what was enqueued may never end.
+  [[nodiscard]] bool stuck() const noexcept {
+    if constexpr (requires { comm_.stuck(); }) {
+      return comm_.stuck();
+    } else {
+      return false;
     }
   }
 
