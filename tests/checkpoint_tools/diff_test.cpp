@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <checkpoint_tools/peak_memory.hpp>
 #include <checkpoint_tools/saved.hpp>
+#include <support/watched_new.hpp>
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -157,12 +157,14 @@ TEST_CASE("a comparison holds a few megabytes, whatever the size", "[checkpoint]
   const Checkpoint b(save_numbers(folder / "b", 2, tensors, 1 << 18));
   std::int64_t done = 0;
   std::int64_t total = 0;
-  const PeakMemory peak;
+  Allocations& memory = allocations_here();
+  const std::int64_t before = memory.live;
+  memory.begin();
   const DiffReport report = checkpoint::diff(a, b, [&](std::int64_t now, std::int64_t of) {
     done = now;
     total = of;
   });
   CHECK(report.same());
-  CHECK(peak.bytes() < 6'000'000);
+  CHECK(memory.peak - before < 6'000'000);
   CHECK(done == total);
 }
