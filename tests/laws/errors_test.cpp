@@ -5,10 +5,13 @@
 #include <support/small_engine.hpp>
 #include <support/watched_collective.hpp>
 
+#include <array>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 using namespace test;
@@ -206,7 +209,7 @@ TEST_CASE("Buffers that do not fit the table are refused with what is wrong", "[
           [&] { Optimizer optimizer(table, {}, std::move(comm), buffers, memory, {}); });
     })[0];
   };
-  std::vector<float> values(400, 1.0f);
+  std::vector<float> values(600, 1.0f);
   const auto flat = table_of_sizes({100});
   so::ParameterTable apart;
   apart.add({.name = "w", .shape = {100}, .parameter = values.data(), .gradient = values.data() + 100});
@@ -231,9 +234,62 @@ TEST_CASE("Buffers that do not fit the table are refused with what is wrong", "[
         std::string::npos);
   CHECK(refusal(flat, good, so::StateBuffers{{"exp_avg", state}, {"exp_avg_sq", nullptr}})
             .find("null pointer for 'exp_avg_sq'") != std::string::npos);
-  CHECK(refusal(flat, good, so::StateBuffers{{"exp_avg", state}, {"exp_avg_sq", state}, {"master", state}})
+  CHECK(refusal(flat, good,
+                so::StateBuffers{{"exp_avg", state}, {"exp_avg_sq", state + 100}, {"master", state + 200}})
             .find("names 'master'") != std::string::npos);
-  CHECK(values == std::vector<float>(400, 1.0f));
+  CHECK(values == std::vector<float>(600, 1.0f));
+}
+
+TEST_CASE("Memory that would be used for two ends is refused with the names of both", "[laws][law9][host]") {
+  using Sgd = ThreadsOptimizer<so::SGD>;
+  alignas(256) static std::array<float, 4096> values;
+  values.fill(1.0f);
+  const auto table = packed_table({{"a", {60}}, {"still", {9}, "default", true}, {"b", {31}}});
+  const auto refusal = [&](auto optimizer, const auto& buffers, const auto& memory) {
+    using Kind = typename decltype(optimizer)::type;
+    return on_ranks(1, [&](HostThreads comm) {
+      return message_of<std::invalid_argument>(
+          [&] { Kind made(table, {}, std::move(comm), buffers, memory, {}); });
+    })[0];
+  };
+  const std::type_identity<Optimizer> adamw;
+  const std::type_identity<Sgd> sgd;
+  float* const at = values.data();
+  const so::FlatBuffers<float, float> good{at, at + 100};
+  const typename Optimizer::Memory own;
+  const auto states = [&](float* first, float* second) {
+    return so::StateBuffers{{"exp_avg", first}, {"exp_avg_sq", second}};
+  };
+
+  CHECK(refusal(adamw, good, states(at + 200, at + 291)) == "");  // one behind the other
+  CHECK(refusal(adamw, good, states(at + 200, at + 200)).find("state 'exp_avg") != std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 200, at + 290))
+            .find("state 'exp_avg' and state 'exp_avg_sq' overlap") != std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 69, at + 300)).find("parameter 'b'") != std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 300, at + 170)).find("gradient of 'b' and state 'exp_avg_sq'") !=
+        std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 300, at + 65)).find("parameter 'still'") != std::string::npos);
+  CHECK(refusal(adamw, good,
+                so::StateBuffers{{"exp_avg", at + 200}, {"exp_avg", at + 300}, {"exp_avg_sq", at + 400}})
+            .find("names 'exp_avg' twice") != std::string::npos);
+
+  CHECK(refusal(sgd, so::FlatBuffers<float, float>{at, at + 1}, own).find("overlap") != std::string::npos);
+  CHECK(refusal(sgd, so::FlatBuffers<float, float>{at, at}, own).find("parameter 'a'") != std::string::npos);
+  CHECK(refusal(sgd, so::FlatBuffers<float, float>{at + 99, at}, own)
+            .find("gradient of 'b' and parameter 'a'") != std::string::npos);
+  CHECK(refusal(sgd, so::FlatBuffers<float, float>{at, at + 60}, own).find("parameter 'still'") !=
+        std::string::npos);
+
+  const auto plan = Sgd::plan(table, {}, {});
+  alignas(256) static std::array<std::byte, 1 << 18> room;
+  REQUIRE(plan.device_bytes + plan.pinned_bytes <= static_cast<std::int64_t>(room.size()));
+  CHECK(refusal(sgd, good, so::Arena{room.data(), room.data() + plan.device_bytes}) == "");
+  CHECK(refusal(sgd, good, so::Arena{room.data(), room.data()}).find("Arena.") != std::string::npos);
+  CHECK(refusal(sgd, good, so::Arena{room.data(), room.data() + plan.device_bytes - 256})
+            .find("Arena.device and Arena.pinned overlap") != std::string::npos);
+  CHECK(refusal(sgd, good, so::Arena{at, room.data()}).find("Arena.device") != std::string::npos);
+  CHECK(refusal(sgd, good, so::Arena{room.data(), at}).find("Arena.pinned") != std::string::npos);
+  for (int k = 0; k < 100; ++k) REQUIRE(values[static_cast<std::size_t>(k)] == 1.0f);
 }
 
 TEST_CASE("A group that was set up without state cannot get momentum later", "[laws][law9][host]") {

@@ -211,7 +211,7 @@ class NcclHandle {
   std::atomic<bool> failed_{false};
   std::string failure_;
   bool stopping_ = false;
-  std::string label_ = "the start";
+  std::string label_ = "the start, to which all ranks must come at once (one host thread a rank),";
   std::deque<Pending> pending_;
   std::vector<Cuda::Event> spare_;
   Clock::time_point progress_;

@@ -34,7 +34,10 @@ struct Format {
     if (exponent == 0) return {0, {0, 0, 0}};  // zero: doubles below 2^-1022 do not occur
     const std::uint64_t mantissa = (bits & 0xfffffffffffffU) | 0x10000000000000U;
     const int shift = exponent - 1075 - lowest_exponent;
-    if (shift < 0) return {0, {static_cast<std::uint32_t>(mantissa >> -shift), 0, 0}};
+    if (shift < 0) {  // the bits that fall off are zero, those that stay may be more than one part's
+      const std::uint64_t kept = shift > -64 ? mantissa >> -shift : 0;
+      return {0, {static_cast<std::uint32_t>(kept), static_cast<std::uint32_t>(kept >> 32), 0}};
+    }
     const int within = shift & 31;
     const std::uint64_t low = mantissa << within;
     const std::uint64_t high = within == 0 ? 0 : mantissa >> (64 - within);

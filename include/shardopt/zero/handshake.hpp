@@ -101,6 +101,9 @@ void tell_setup_failure(Comm& comm, std::string_view what) noexcept {
       static_cast<void>(exchange_all(comm, summary, scratch));
     } catch (...) {
       // The others cannot be reached.
+      if constexpr (requires { comm.stuck(); }) {
+        if (comm.stuck()) return;  // the scratch is in use for ever
+      }
     }
     if (!is_stuck(comm)) comm.device().deallocate(scratch);  // what may be used for ever is left
   } catch (...) {
@@ -115,6 +118,9 @@ decltype(auto) set_up(Comm& comm, const Make& make) {
     return make();
   } catch (const std::exception& error) {
     tell_setup_failure(comm, error.what());
+    throw;
+  } catch (...) {
+    tell_setup_failure(comm, "an exception that is no std::exception");
     throw;
   }
 }

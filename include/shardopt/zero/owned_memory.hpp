@@ -21,7 +21,7 @@ class OwnedMemory {
   /// @throws std::invalid_argument for an arena that is null or not aligned
   OwnedMemory(const Device& device, const MemoryPlan& plan, const Arena& arena, bool given,
               Observer* observer)
-      : device_(device), device_memory_(arena.device), pinned_memory_(arena.pinned) {
+      : OwnedMemory(device, arena) {  // complete from here on: what follows may throw and leaks nothing
     if (given && (arena.device == nullptr || arena.pinned == nullptr)) {
       throw std::invalid_argument(
           "shardopt: Arena holds a null pointer; it needs plan.device_bytes and plan.pinned_bytes");
@@ -35,12 +35,7 @@ class OwnedMemory {
       owns_device_ = true;
     }
     if (arena.pinned == nullptr) {
-      try {
-        pinned_memory_ = device_.allocate_pinned(plan.pinned_bytes);
-      } catch (...) {
-        if (owns_device_) device_.deallocate(device_memory_);
-        throw;
-      }
+      pinned_memory_ = device_.allocate_pinned(plan.pinned_bytes);
       owns_pinned_ = true;
     }
     if (observer != nullptr) observer->after_allocation(plan);
@@ -68,6 +63,9 @@ class OwnedMemory {
   [[nodiscard]] void* pinned() const noexcept { return pinned_memory_; }
 
  private:
+  OwnedMemory(const Device& device, const Arena& arena)
+      : device_(device), device_memory_(arena.device), pinned_memory_(arena.pinned) {}
+
   static void require_aligned(const void* address, const char* which) {
     if (reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(arena_alignment) == 0) return;
     throw std::invalid_argument(std::string("shardopt: Arena.") + which + " must be aligned to " +

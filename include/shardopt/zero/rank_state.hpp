@@ -12,6 +12,7 @@
 #include <shardopt/zero/setup_digest.hpp>
 #include <shardopt/zero/step_control.hpp>
 #include <shardopt/zero/step_memory.hpp>
+#include <shardopt/zero/warnings.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +32,9 @@ class RankState {
   using Grad = typename Precision::Grad;
   using Constants = typename Rule::Constants;
   using Stream = typename Device::Stream;
+  static_assert(alignof(Rule) <= static_cast<std::size_t>(arena_alignment) &&
+                    alignof(Constants) <= static_cast<std::size_t>(arena_alignment),
+                "shardopt: a rule and its Constants may be aligned to 256 bytes at most, as memory is");
 
  public:
   /// @param arena  the engine's, or null: allocated  @param adopted  the engine's state buffers, or null
@@ -70,10 +74,12 @@ class RankState {
     return {};
   }
 
-  /// Builds the map of tiles, and writes it with hyper-parameters and counters to the device.
+  /// Builds the map of tiles, and writes it with hyper-parameters and counters to the device. Tells the
+  /// observer what is probably not meant.
   template <class Config>
   void upload(const ShardLayout& layout, const EngineBuffers<Param, Grad>& buffers, const Config& config,
               const Device& device, Stream stream) {
+    tell_warnings(layout, config, dtype_of<Grad>);
     std::vector<Tile> map;
     Tile* base = memory_->template at<Tile>(at_.map);
     tiles_ = build_tiles(layout, buffers, base, map);
@@ -145,7 +151,12 @@ class RankState {
   }
 
   void require_fitting(const StateBuffers& adopted) const {
-    for (const auto& [name, pointer] : adopted.buffers) {
+    for (std::size_t k = 0; k < adopted.buffers.size(); ++k) {
+      const auto& [name, pointer] = adopted.buffers[k];
+      for (std::size_t other = 0; other < k; ++other) {
+        if (adopted.buffers[other].first == name)
+          throw std::invalid_argument("shardopt: StateBuffers names " + in_quotes(name) + " twice");
+      }
       bool known = false;
       for (const auto& buffer : plan_.buffers) known = known || buffer.name == name;
       if (!known)

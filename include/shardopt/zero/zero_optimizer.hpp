@@ -111,8 +111,9 @@ class ZeroOptimizer {
                                    return Preparation(table_, config_, {comm_.rank(), comm_.world()},
                                                       std::holds_alternative<StateBuffers>(memory));
                                  })),
-        buffers_(
-            detail::set_up(comm_, [&] { return detail::engine_buffers<Param, Grad>(table_, buffers); })) {
+        buffers_(detail::set_up(comm_, [&] {
+          return detail::engine_buffers<Param, Grad>(table_, buffers, prepared_.memory.plan, memory);
+        })) {
     const StateBuffers* adopted = std::get_if<StateBuffers>(&memory);
     detail::set_up(comm_, [&] {
       state_.emplace(comm_.device(), prepared_.memory, std::get_if<Arena>(&memory), adopted,
@@ -317,11 +318,7 @@ class ZeroOptimizer {
   void set_rule(std::string_view group, const Rule& rule, Stream stream) {
     steps_->require_working();
     const std::size_t index = group_index(group);
-    Config::validate_rule(rule, config_.groups[index].name);
-    if (!prepared_.stateful && !stateless(rule)) {
-      throw std::invalid_argument("shardopt: group " + detail::in_quotes(group) +
-                                  " was set up without state; these hyper-parameters need it");
-    }
+    require_rule(group, rule);
     steps_->require_between_steps("set_rule");
     steps_->require_uncaptured("set_rule", stream);
     auto groups = config_.groups;
@@ -334,6 +331,15 @@ class ZeroOptimizer {
       steps_->keep_behind(stream);
     });
     config_.groups = std::move(groups);
+  }
+
+  /// Changes nothing. @throws std::invalid_argument where set_rule() would
+  void require_rule(std::string_view group, const Rule& rule) const {
+    Config::validate_rule(rule, config_.groups[group_index(group)].name);
+    if (!prepared_.stateful && !stateless(rule)) {
+      throw std::invalid_argument("shardopt: group " + detail::in_quotes(group) +
+                                  " was set up without state; these hyper-parameters need it");
+    }
   }
 
   /// A group's hyper-parameters as the next step uses them. @throws std::invalid_argument for an unknown

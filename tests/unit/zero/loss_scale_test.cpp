@@ -162,6 +162,10 @@ TEST_CASE("A loss scale out of range is refused with the field's name", "[zero][
   CHECK(refusal({}) == "");
   CHECK(refusal({.initial = 0}).find("config.loss_scale: initial") != std::string::npos);
   CHECK(refusal({.initial = std::numeric_limits<float>::infinity()}).find("initial") != std::string::npos);
+  CHECK(refusal({.initial = 1e-40f, .minimum = 1e-40f}).find("initial must be at least 2^-126") !=
+        std::string::npos);  // its inverse is infinite, and a gradient of 0 would become NaN
+  CHECK(refusal({.initial = 1, .minimum = 1e-40f}).find("minimum") != std::string::npos);
+  CHECK(refusal({.initial = 0x1p-126f, .minimum = 0x1p-126f}) == "");
   CHECK(refusal({.growth_factor = 1}).find("growth_factor") != std::string::npos);
   CHECK(refusal({.backoff_factor = 1}).find("backoff_factor") != std::string::npos);
   CHECK(refusal({.backoff_factor = 0}).find("backoff_factor") != std::string::npos);

@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 using namespace test;
@@ -163,9 +165,61 @@ TEST_CASE("Adopted state buffers are zeroed, or go on as they stand", "[zero][ho
     return result;
   });
   CHECK(adopted);
-  // In the first update the buffer is set to the gradient, whatever it held.
-  CHECK(seen[0] ==
-        (initialize ? std::vector<float>{0, 1, 0.5f, 0.5f} : std::vector<float>{2, 5, 4.5f, 4.5f}));
+  // A buffer of 2 becomes 0.5 · 2 + 1.
+  CHECK(seen[0] == (initialize ? std::vector<float>{0, 1, 0.5f, 0.5f} : std::vector<float>{2, 5, 4, 4}));
+}
+
+TEST_CASE("Momentum begins with the first gradient, after skipped steps and where set_rule switches it on",
+          "[zero][host]") {
+  const bool count_skipped = GENERATE(false, true);
+  const auto seen = on_ranks(2, [&](HostThreads comm) {
+    Engine<Sgd> engine(packed_table({{"a", {300}, "a"}, {"b", {300}, "b"}}),
+                       {.groups = {{"a", {.lr = 1}}, {"b", {.lr = 1, .momentum = 0.5, .dampening = 0.75}}},
+                        .count_skipped_updates = count_skipped},
+                       std::move(comm));
+    engine.fill_gradients(std::numeric_limits<double>::infinity());
+    engine.step();
+    std::vector<double> mine;
+    for (const double gradient : {8.0, 1.0, 1.0}) {
+      engine.fill_gradients(gradient / 2);
+      engine.step();
+      mine.push_back(engine.parameter(0));
+      mine.push_back(engine.parameter(599));
+      if (gradient == 8) engine.optimizer.set_rule("a", {.lr = 1, .momentum = 0.5}, {});
+    }
+    return mine;
+  });
+  // a: 8 without momentum, then b = 1, 1.5. b: b = 8, 0.5 · 8 + 0.25, 0.5 · 4.25 + 0.25.
+  for (const auto& rank : seen) CHECK(rank == std::vector<double>{-8, -8, -9, -12.25, -10.5, -14.625});
+}
+
+TEST_CASE("The observer is warned of what is legal and probably not meant", "[zero][host]") {
+  class Listener : public so::Observer {
+   public:
+    void warning(std::string_view text) override { texts.emplace_back(text); }
+    std::vector<std::string> texts;
+  };
+  const auto told = [](int world, const Sgd::Config& given) {
+    return on_ranks(world, [&](HostThreads comm) {
+      Listener listener;
+      Sgd::Config config = given;
+      config.observer = &listener;
+      Engine<Sgd> engine(packed_table({{"a", {300}}, {"still", {9}, "other", true}}), config,
+                         std::move(comm));
+      engine.fill_gradients(1);
+      engine.step();
+      return listener.texts;
+    });
+  };
+  CHECK(told(2, {}) == std::vector<std::vector<std::string>>(2));
+  CHECK(told(1, {.groups = {{"default", {}}, {"other", {}}}})[0] ==
+        std::vector<std::string>{"group 'other' holds no element of a trainable parameter"});
+  CHECK(told(1, {.loss_scale = so::DynamicLossScale{}})[0] ==
+        std::vector<std::string>{"config.loss_scale is set, but gradients are fp32, which need none"});
+  const auto idle = told(3, {});
+  CHECK(idle[1].empty());
+  REQUIRE(idle[2].size() == 1);
+  CHECK(idle[2][0].find("rank 2 of 3 owns none of the 300 elements") != std::string::npos);
 }
 
 TEST_CASE("The engine's scalars ride along, and their sums over ranks are exact", "[zero][host]") {
@@ -177,13 +231,16 @@ TEST_CASE("The engine's scalars ride along, and their sums over ranks are exact"
     const float count = static_cast<float>(rank + 1);
     const float bad = rank == world - 1 ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
     const auto with = engine.step({.scalars = {&loss, &count, &bad}});
-    const auto without = engine.step();
-    return std::vector<double>{with.scalars[0], with.scalars[1], std::isnan(with.scalars[2]) ? 1.0 : 0.0,
-                               with.skipped ? 1.0 : 0.0, without.scalars[1]};
+    const float tiny = 1e-35f;
+    const auto without = engine.step({.scalars = {&tiny}});
+    return std::vector<double>{
+        with.scalars[0],          with.scalars[1],    std::isnan(with.scalars[2]) ? 1.0 : 0.0,
+        with.skipped ? 1.0 : 0.0, without.scalars[1], without.scalars[0]};
   });
   const double loss = world == 1 ? static_cast<double>(1e30f) : (world - 2) * 0x1p-40;
   for (const auto& rank : results)
-    CHECK(rank == std::vector<double>{loss, world * (world + 1) / 2.0, 1, 0, 0});
+    CHECK(rank ==
+          std::vector<double>{loss, world * (world + 1) / 2.0, 1, 0, 0, world * static_cast<double>(1e-35f)});
 }
 
 TEST_CASE("Counters are read from the device, after skipped, discarded and applied steps", "[zero][host]") {
