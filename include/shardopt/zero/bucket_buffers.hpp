@@ -4,6 +4,7 @@
 #include <shardopt/core/parameter_table.hpp>
 #include <shardopt/core/tile.hpp>
 #include <shardopt/zero/buffers.hpp>
+#include <shardopt/zero/memory_plan.hpp>
 #include <shardopt/zero/memory_ranges.hpp>
 #include <shardopt/zero/shard_layout.hpp>
 

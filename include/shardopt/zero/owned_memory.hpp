@@ -47,12 +47,21 @@ class OwnedMemory {
   ~OwnedMemory() {
     if (owns_device_) device_.deallocate(device_memory_);
     if (owns_pinned_) device_.deallocate_pinned(pinned_memory_);
+    if (transfer_memory_ != nullptr) device_.deallocate_pinned(transfer_memory_);
   }
 
   /// Leaves the memory to the process: a device may use it for ever.
   void abandon() noexcept {
     owns_device_ = false;
     owns_pinned_ = false;
+    transfer_memory_ = nullptr;
+  }
+
+  /// Page-locked memory to copy states through, beyond the plan: allocated at the first call and kept,
+  /// because CUDA may wait for other ranks' GPUs before it releases any. @param bytes  the same in every call
+  [[nodiscard]] void* transfer(std::int64_t bytes) {
+    if (transfer_memory_ == nullptr) transfer_memory_ = device_.allocate_pinned(bytes);
+    return transfer_memory_;
   }
 
   /// A part of the device memory.
@@ -75,6 +84,7 @@ class OwnedMemory {
   Device device_;
   void* device_memory_;
   void* pinned_memory_;
+  void* transfer_memory_ = nullptr;
   bool owns_device_ = false;
   bool owns_pinned_ = false;
 };

@@ -59,6 +59,7 @@ class RankState {
   [[nodiscard]] void* scratch() const noexcept { return memory_->template at<std::byte>(at_.scratch); }
   [[nodiscard]] void* workspace() const noexcept { return memory_->template at<std::byte>(at_.workspace); }
   [[nodiscard]] void* pinned() const noexcept { return memory_->pinned(); }
+  [[nodiscard]] void* transfer(std::int64_t bytes) { return memory_->transfer(bytes); }
   template <class T>
   [[nodiscard]] T* staging() const noexcept {
     return memory_->template at<T>(at_.staging);

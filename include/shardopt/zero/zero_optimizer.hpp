@@ -456,6 +456,15 @@ class ZeroOptimizer {
   /// cannot be made then
   void require_between_steps(std::string_view call) const { steps_->require_between_steps(call); }
 
+  /// Page-locked memory for copies of states to the host: `transfer_bytes`, allocated at the first call
+  /// beyond the plan, and kept until the optimizer goes.
+  [[nodiscard]] std::span<std::byte> transfer_memory() {
+    return {static_cast<std::byte*>(state_->transfer(transfer_bytes)),
+            static_cast<std::size_t>(transfer_bytes)};
+  }
+  /// Bytes of transfer_memory().
+  static constexpr std::int64_t transfer_bytes = std::int64_t{8} << 20;
+
   /// Where buffers live.
   [[nodiscard]] Device device() const { return comm_.device(); }
 
