@@ -30,7 +30,7 @@ TEST_CASE("checkpoints with the same numbers do not differ, however they are sto
   const int a = GENERATE(1, 3);
   const int b = GENERATE(1, 2, 8);
   CAPTURE(a, b);
-  const Folder folder;
+  const ScratchFolder folder;
   const Checkpoint first(save_numbers(folder / "a", a, awkward_tensors()));
   const Checkpoint second(
       save_numbers<so::FullPrecision, so::PerParameterSharding>(folder / "b", b, awkward_tensors(), 100));
@@ -51,7 +51,7 @@ TEST_CASE("numbers that differ are counted, measured and located", "[checkpoint]
   const int world = GENERATE(1, 2, 5);
   const bool merge = GENERATE(false, true);
   CAPTURE(world, merge);
-  const Folder folder;
+  const ScratchFolder folder;
   const Checkpoint a(save_numbers(folder / "a", 3, awkward_tensors()));
   auto path = save_numbers(folder / "b", world, awkward_tensors(), 2048, other_number);
   if (merge) path = checkpoint::merge(Checkpoint(path), folder / "b.safetensors").file;
@@ -78,7 +78,7 @@ TEST_CASE("numbers that differ are counted, measured and located", "[checkpoint]
 }
 
 TEST_CASE("what manifests say differently is told in words", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const checkpoint::Manifest a = Checkpoint(save_numbers(folder / "a", 2, awkward_tensors())).manifest();
   checkpoint::Manifest b = a;
   const auto told = [&] {
@@ -110,13 +110,13 @@ TEST_CASE("what manifests say differently is told in words", "[checkpoint][host]
   CHECK(told() ==
         "parameter 'layer.10.weight' is in A only\n"
         "parameter 'layer.2.weight': shape [257, 3] in A, [3, 257] in B\n"
-        "parameter 'layer.2.bias': group 'plain' in A, 'decay' in B\n"
+        "parameter 'layer.2.bias': group: 'plain' in A, 'decay' in B\n"
         "parameter 'scale': trainable in A, frozen in B\n"
         "parameter 'renamed' is in B only\n");
 }
 
 TEST_CASE("checkpoints of other iterations differ though their numbers are the same", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const Checkpoint a(save_numbers(folder / "a", 2, awkward_tensors()));
   const Checkpoint b(save_numbers(folder / "b", 3, awkward_tensors(), 4096, number, 30));
   const DiffReport report = checkpoint::diff(a, b);
@@ -127,7 +127,7 @@ TEST_CASE("checkpoints of other iterations differ though their numbers are the s
 }
 
 TEST_CASE("tables in another order have the same tensors and one difference", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const std::vector<Packed> forwards{{"p1", {300}}, {"p2", {7}}};
   const std::vector<Packed> backwards{{"p2", {7}}, {"p1", {300}}};
   const Checkpoint a(save_numbers(folder / "a", 2, forwards));
@@ -139,7 +139,7 @@ TEST_CASE("tables in another order have the same tensors and one difference", "[
 }
 
 TEST_CASE("a damaged checkpoint on either side is an error, not a difference", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto a = save_numbers(folder / "a", 2, awkward_tensors());
   const auto b = save_numbers(folder / "b", 3, awkward_tensors());
   damage(b / "optimizer_pp-0-of-1_dp-2-of-3.safetensors", 5);
@@ -151,7 +151,7 @@ TEST_CASE("a damaged checkpoint on either side is an error, not a difference", "
 }
 
 TEST_CASE("a comparison holds a few megabytes, whatever the size", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const std::vector<Packed> tensors{{"a", {1'500'000}}, {"b", {1'300'003}}};
   const Checkpoint a(save_numbers(folder / "a", 3, tensors, 1 << 20));
   const Checkpoint b(save_numbers(folder / "b", 2, tensors, 1 << 18));

@@ -42,7 +42,7 @@ TEST_CASE("a merged file holds every tensor whole and in its shape", "[checkpoin
   const int world = GENERATE(1, 2, 3, 8);
   const bool per_parameter = GENERATE(false, true);
   CAPTURE(world, per_parameter);
-  const Folder folder;
+  const ScratchFolder folder;
   const auto generation = per_parameter ? save_numbers<so::FullPrecision, so::PerParameterSharding>(
                                               folder / "saved", world, awkward_tensors())
                                         : save_numbers(folder / "saved", world, awkward_tensors());
@@ -56,7 +56,7 @@ TEST_CASE("a merged file holds every tensor whole and in its shape", "[checkpoin
 }
 
 TEST_CASE("a merged file lists its tensors in numeric order of their names", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto generation = save_numbers(folder / "saved", 2, awkward_tensors());
   checkpoint::merge(Checkpoint(generation), folder / "merged.safetensors");
   const std::string content = content_of(folder / "merged.safetensors");
@@ -82,7 +82,7 @@ TEST_CASE("a merged file loads at any world, bit for bit", "[checkpoint][host]")
   const int saved = GENERATE(1, 3, 4);
   const int loaded = GENERATE(1, 2, 5);
   CAPTURE(saved, loaded);
-  const Folder folder;
+  const ScratchFolder folder;
   const auto merged = folder / "merged.safetensors";
   using Bf16 = so::Mixed<so::bf16, float, float>;
   checkpoint::merge(Checkpoint(save_numbers<Bf16>(folder / "saved", saved, awkward_tensors())), merged);
@@ -92,7 +92,7 @@ TEST_CASE("a merged file loads at any world, bit for bit", "[checkpoint][host]")
 }
 
 TEST_CASE("a merged file says all that the manifest said, but for the files", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   checkpoint::SaveOptions options;
   options.extras = {{"schedule", "step 20"}};
   options.rank_extra = "random ";
@@ -111,7 +111,7 @@ TEST_CASE("a merged file says all that the manifest said, but for the files", "[
 TEST_CASE("a merge of uneven buckets leaves no gap and shifts nothing", "[checkpoint][host][B006]") {
   const std::int64_t bucket_bytes = GENERATE(72, 44, 4);  // 18, 11 and 1 elements: 1, 2 and 3 buckets
   CAPTURE(bucket_bytes);
-  const Folder folder;
+  const ScratchFolder folder;
   const auto logical = [](std::string_view parameter, std::string_view state, std::int64_t i) {
     const std::int64_t begin = parameter == "p0" ? 0 : parameter == "p1" ? 5 : 11;
     return static_cast<float>((state == "exp_avg" ? 1000 : state == "exp_avg_sq" ? 2000 : 1) + begin + i);
@@ -137,7 +137,7 @@ TEST_CASE("a merge gives back 57 elements of one group or two, and no padding", 
   const bool two = GENERATE(false, true);
   const int world = GENERATE(2, 4);
   CAPTURE(two, world);
-  const Folder folder;
+  const ScratchFolder folder;
   std::vector<Packed> tensors{{"p", {two ? 31 : 57}, "decay"}};
   if (two) tensors.push_back({"q", {26}, "plain"});
   const auto half = [](std::string_view parameter, std::string_view, std::int64_t i) {
@@ -163,7 +163,7 @@ TEST_CASE("a merge gives back 57 elements of one group or two, and no padding", 
 }
 
 TEST_CASE("a merge refuses sizes that do not add up", "[checkpoint][host][B007]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto generation = save_numbers(folder / "saved", 2, {{"p", {57}}}, 64);
   const auto path = generation / checkpoint::manifest_name;
   const checkpoint::Manifest whole = checkpoint::manifest_from_text(content_of(path), "manifest");
@@ -183,9 +183,9 @@ TEST_CASE("a merge refuses sizes that do not add up", "[checkpoint][host][B007]"
 }
 
 TEST_CASE("a merge refuses names that would be one tensor", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto refused = [&](const std::vector<Packed>& tensors) {
-    const Folder saved;
+    const ScratchFolder saved;
     const auto generation = save_numbers(saved.path(), 2, tensors);
     return message_of<so::CheckpointError>(
         [&] { checkpoint::merge(Checkpoint(generation), folder / "merged.safetensors"); });
@@ -200,7 +200,7 @@ TEST_CASE("a merge refuses names that would be one tensor", "[checkpoint][host]"
 }
 
 TEST_CASE("a merge replaces a file only if told to", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto output = folder / "merged.safetensors";
   const auto generation = save_numbers(folder / "saved", 2, awkward_tensors());
   write_content(output, "old");
@@ -214,7 +214,7 @@ TEST_CASE("a merge replaces a file only if told to", "[checkpoint][host]") {
 }
 
 TEST_CASE("a merge refuses outputs that could not be found or would do harm", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto generation = save_numbers(folder / "saved", 2, awkward_tensors());
   const Checkpoint source(generation);
   const auto refusal = [&](const std::filesystem::path& output, bool overwrite = true) {
@@ -236,7 +236,7 @@ TEST_CASE("a merge refuses outputs that could not be found or would do harm", "[
 }
 
 TEST_CASE("a merge of a damaged checkpoint names the file and leaves nothing", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto generation = save_numbers(folder / "saved", 3, awkward_tensors());
   const std::string file = "optimizer_pp-0-of-1_dp-1-of-3.safetensors";
   damage(generation / file, 40);
@@ -247,7 +247,7 @@ TEST_CASE("a merge of a damaged checkpoint names the file and leaves nothing", "
 }
 
 TEST_CASE("a merge that fails anywhere leaves the old file and no other", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto output = folder / "merged.safetensors";
   const auto generation = save_numbers(folder / "saved", 2, awkward_tensors());
   WatchedFiles counted;
@@ -268,7 +268,7 @@ TEST_CASE("a merge that fails anywhere leaves the old file and no other", "[chec
 }
 
 TEST_CASE("a merge tells how far it is", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto generation = save_numbers(folder / "saved", 3, awkward_tensors());
   std::vector<std::int64_t> told;
   std::int64_t total = 0;
@@ -284,7 +284,7 @@ TEST_CASE("a merge tells how far it is", "[checkpoint][host]") {
 }
 
 TEST_CASE("a merge holds a few megabytes, whatever the size", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const std::vector<Packed> tensors{{"a", {1'500'000}}, {"b", {1'300'003}}, {"c", {0}}};
   const auto generation = save_numbers(folder / "saved", 3, tensors, 1 << 20);
   const PeakMemory peak;

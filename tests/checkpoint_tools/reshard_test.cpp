@@ -36,7 +36,7 @@ std::string difference(const std::filesystem::path& resharded, const std::filesy
 template <class Sharding>
 void require_same_as_saved(int from, int to, std::int64_t bucket_bytes) {
   CAPTURE(Sharding::name, from, to, bucket_bytes);
-  const Folder folder;
+  const ScratchFolder folder;
   const auto source = save_numbers(folder / "source", from, awkward_tensors(), 2048);
   const auto expected =
       save_numbers<so::FullPrecision, Sharding>(folder / "expected", to, awkward_tensors(), bucket_bytes);
@@ -61,7 +61,7 @@ TEST_CASE("what reshard writes is what the other world would have saved", "[chec
 }
 
 TEST_CASE("a merged file is resharded like the generation it came from", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto source = save_numbers(folder / "source", 3, awkward_tensors());
   checkpoint::merge(Checkpoint(source), folder / "merged.safetensors");
   const auto report = checkpoint::reshard(Checkpoint(folder / "merged.safetensors"), folder / "resharded",
@@ -73,7 +73,7 @@ TEST_CASE("a merged file is resharded like the generation it came from", "[check
 TEST_CASE("ranks of the other world read only their own files", "[checkpoint][host]") {
   const int world = GENERATE(2, 5);
   CAPTURE(world);
-  const Folder folder;
+  const ScratchFolder folder;
   const auto source = save_numbers(folder / "source", 3, awkward_tensors());
   const auto report =
       checkpoint::reshard(Checkpoint(source), folder / "resharded", {.world = world, .bucket_bytes = 4096});
@@ -96,7 +96,7 @@ TEST_CASE("ranks of the other world read only their own files", "[checkpoint][ho
 }
 
 TEST_CASE("reshard adds a generation, and the one before it stays", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto source = save_numbers(folder.path(), 2, awkward_tensors());
   const auto report = checkpoint::reshard(Checkpoint(source), folder.path(), {.world = 5});
   CHECK(report.generation.filename() == "generation-2-iteration-20");
@@ -107,7 +107,7 @@ TEST_CASE("reshard adds a generation, and the one before it stays", "[checkpoint
 
 TEST_CASE("texts of single ranks are kept where the world stays, and reported where not",
           "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   checkpoint::SaveOptions options;
   options.rank_extra = "random ";
   const auto source = save_numbers(folder / "source", 2, awkward_tensors(), 4096, number, 20, options);
@@ -120,7 +120,7 @@ TEST_CASE("texts of single ranks are kept where the world stays, and reported wh
 }
 
 TEST_CASE("reshard refuses what it cannot do, and says what it can", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto generation = save_numbers(folder / "source", 2, awkward_tensors());
   const Checkpoint source(generation);
   const auto refusal = [&](const checkpoint::ReshardOptions& options) {
@@ -137,7 +137,7 @@ TEST_CASE("reshard refuses what it cannot do, and says what it can", "[checkpoin
 }
 
 TEST_CASE("resharding a damaged checkpoint names the file and leaves nothing", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto source = save_numbers(folder / "source", 2, awkward_tensors());
   damage(source / "optimizer_pp-0-of-1_dp-1-of-2.safetensors", 9);
   CHECK_THAT(message_of<so::CheckpointError>(
@@ -147,7 +147,7 @@ TEST_CASE("resharding a damaged checkpoint names the file and leaves nothing", "
 }
 
 TEST_CASE("a resharding that fails anywhere leaves the generations as they were", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto source = save_numbers(folder / "source", 2, {{"p", {300}}, {"q", {5}}});
   WatchedFiles counted;
   checkpoint::reshard(Checkpoint(source), folder / "counted", {.world = 3, .files = &counted});
@@ -167,7 +167,7 @@ TEST_CASE("a resharding that fails anywhere leaves the generations as they were"
 }
 
 TEST_CASE("a world of more ranks than files can be open at a time is resharded", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const std::vector<Packed> tensors{{"a", {70'001}}, {"b", {100'003}}};
   const auto source = save_numbers(folder / "source", 2, tensors, 1 << 18);
   const auto many =
@@ -180,7 +180,7 @@ TEST_CASE("a world of more ranks than files can be open at a time is resharded",
 }
 
 TEST_CASE("a resharding holds a few megabytes, whatever the size", "[checkpoint][host]") {
-  const Folder folder;
+  const ScratchFolder folder;
   const std::vector<Packed> tensors{{"a", {1'500'000}}, {"b", {1'300'003}}, {"c", {0}}};
   const auto source = save_numbers(folder / "saved", 3, tensors, 1 << 20);
   std::int64_t done = 0;

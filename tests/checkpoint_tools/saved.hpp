@@ -2,6 +2,7 @@
 #pragma once
 
 #include <shardopt/checkpoint.hpp>
+#include <support/scratch_files.hpp>
 #include <support/small_engine.hpp>
 
 #include <bit>
@@ -20,28 +21,6 @@
 namespace test {
 
 namespace checkpoint = so::checkpoint;
-
-/// A new folder that goes with its object.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "shardopt-tools-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-
-  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-  [[nodiscard]] std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// Names whose text order is not their numeric order; sizes 0, 1, 256 and its neighbours, primes; two groups;
 /// a frozen parameter, an alias, a scalar.
@@ -101,8 +80,10 @@ std::filesystem::path save_numbers(const std::filesystem::path& directory, int w
                                    const checkpoint::SaveOptions& options = {}) {
   using Optimizer = ThreadsOptimizer<so::AdamW, Precision, Sharding>;
   const so::ParameterTable table = packed_table(tensors);
+  QuickFiles files;
   return on_ranks(world, [&](HostThreads comm) {
     checkpoint::SaveOptions mine = options;
+    mine.files = &files;
     if (!mine.rank_extra.empty()) mine.rank_extra += std::to_string(comm.rank());
     Engine<Optimizer> engine(table, two_groups<Optimizer>(bucket_bytes), std::move(comm));
     fill(engine.optimizer, value);
@@ -183,8 +164,8 @@ struct PlainFile {
   return names;
 }
 
-/// The system's files; notes what is opened, and lets one call of those that change something fail.
-class WatchedFiles final : public checkpoint::FileSystem {
+/// Files that note what is opened, and let one call of those that change something fail.
+class WatchedFiles final : public QuickFiles {
  public:
   mutable std::vector<std::string> opened;
   std::int64_t calls = 0;
@@ -192,35 +173,30 @@ class WatchedFiles final : public checkpoint::FileSystem {
 
   [[nodiscard]] std::unique_ptr<checkpoint::WritableFile> create(const std::filesystem::path& path) override {
     change();
-    return std::make_unique<File>(*this, posix().create(path));
+    return std::make_unique<WatchedFile>(*this, QuickFiles::create(path));
   }
   [[nodiscard]] std::unique_ptr<checkpoint::ReadableFile> open(
       const std::filesystem::path& path) const override {
     opened.push_back(path.filename());
-    return posix().open(path);
-  }
-  [[nodiscard]] bool exists(const std::filesystem::path& path) const override { return posix().exists(path); }
-  [[nodiscard]] std::vector<Entry> list(const std::filesystem::path& directory) const override {
-    return posix().list(directory);
+    return QuickFiles::open(path);
   }
   void make_directory(const std::filesystem::path& directory) override {
     change();
-    posix().make_directory(directory);
+    QuickFiles::make_directory(directory);
   }
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
     change();
-    posix().rename(from, to);
+    QuickFiles::rename(from, to);
   }
-  void remove(const std::filesystem::path& path) override { posix().remove(path); }
   void sync_directory(const std::filesystem::path& directory) override {
     change();
-    posix().sync_directory(directory);
+    QuickFiles::sync_directory(directory);
   }
 
  private:
-  class File final : public checkpoint::WritableFile {
+  class WatchedFile final : public checkpoint::WritableFile {
    public:
-    File(WatchedFiles& files, std::unique_ptr<checkpoint::WritableFile> file)
+    WatchedFile(WatchedFiles& files, std::unique_ptr<checkpoint::WritableFile> file)
         : files_(files), file_(std::move(file)) {}
     void write_at(std::int64_t offset, std::span<const std::byte> bytes) override {
       files_.change();
@@ -236,7 +212,6 @@ class WatchedFiles final : public checkpoint::FileSystem {
     std::unique_ptr<checkpoint::WritableFile> file_;
   };
 
-  [[nodiscard]] static checkpoint::PosixFiles& posix() { return checkpoint::PosixFiles::instance(); }
   void change() {
     if (calls++ == failing) throw so::CheckpointError("no space left on device");
   }

@@ -53,7 +53,7 @@ namespace detail {
 /// The tensors that two checkpoints have in common, and how far they are apart.
 class TensorComparison {
  public:
-  TensorComparison(const Checkpoint& a, const Checkpoint& b) : a_(a), b_(b), reader_(b) {
+  TensorComparison(const Checkpoint& a, const Checkpoint& b) : a_(a), reader_(b) {
     const Manifest& in_a = a.manifest();
     const Manifest& in_b = b.manifest();
     for (const std::size_t k : in_numeric_order(in_a)) {
@@ -126,7 +126,6 @@ class TensorComparison {
   }
 
   const Checkpoint& a_;
-  const Checkpoint& b_;
   ElementReader reader_;
   WantedStates wanted_;
   std::vector<Tensor> tensors_;
