@@ -42,6 +42,9 @@ class Checkpoint {
     const auto manifest_path = path_ / manifest_name;
     if (files.exists(manifest_path)) {
       manifest_ = manifest_from_text(detail::read_text(files, manifest_path), manifest_path.string());
+    } else if (files.exists(path_ / ".")) {  // a folder
+      throw CheckpointError("shardopt: " + detail::in_quotes(manifest_path.string()) +
+                            " is missing: the folder holds no complete checkpoint");
     } else {
       open_merged();
     }

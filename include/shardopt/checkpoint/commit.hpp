@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/checkpoint/agreement.hpp>
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/file_system.hpp>
 #include <shardopt/checkpoint/generations.hpp>
@@ -8,11 +9,14 @@
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/manifest_text.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <filesystem>
+#include <limits>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,18 +59,34 @@ inline void write_text(FileSystem& files, const std::filesystem::path& path, std
 
 /// Removes what saves and removals that were cut left behind.
 inline void sweep(FileSystem& files, const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> left;
   for (const auto& entry : files.list(directory)) {
     const std::string name = entry.name.string();
     if (name.starts_with(saving_prefix) || name.starts_with(removing_prefix))
-      files.remove(directory / entry.name);
+      left.push_back(directory / entry.name);
   }
+  // They may have got these names an instant ago: see prune().
+  if (!left.empty()) files.sync_directory(directory);
+  for (const auto& path : left) files.remove(path);
+}
+
+/// Makes a directory and those above it, each on stable storage in the one that holds it.
+inline void make_durable_directory(FileSystem& files, const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> holders;
+  for (auto made = directory; !made.empty() && !files.exists(made); made = made.parent_path())
+    holders.push_back(made.has_parent_path() ? made.parent_path() : ".");
+  files.make_directory(directory);
+  for (const auto& holder : holders) files.sync_directory(holder);
 }
 
 /// On rank 0: chooses sequence and id, and makes the folder to write into. @return the folder's name
 [[nodiscard]] inline std::string begin_generation(FileSystem& files, const std::filesystem::path& directory) {
-  files.make_directory(directory);
+  make_durable_directory(files, directory);
   sweep(files, directory);
   const auto found = generations(directory, files);
+  if (!found.empty() && found.back().sequence == (std::numeric_limits<std::int64_t>::max)())
+    throw CheckpointError("shardopt: " + in_quotes(found.back().path.string()) +
+                          " has the last number that a generation can have: rename it");
   const std::int64_t sequence = found.empty() ? 1 : found.back().sequence + 1;
   const std::string name = std::string(saving_prefix) + std::to_string(sequence) + "-" + random_id();
   files.make_directory(directory / name);
@@ -108,25 +128,31 @@ inline void write_part(FileSystem& files, const SavePlace& place, std::int64_t r
   return file_of(JsonReader(json, path.string()));
 }
 
-/// Removes all generations but the newest. @return what could not be removed, and why
+/// Removes all generations but the newest. What goes loses its name for good before any of it is removed: cut
+/// at any instant, all that is named a generation is whole. @return what could not be removed, and why
 [[nodiscard]] inline std::vector<std::string> prune(FileSystem& files, const std::filesystem::path& directory,
                                                     std::int64_t keep) {
   std::vector<std::string> warnings;
   if (keep == 0) return warnings;
-  auto found = generations(directory, files);
-  const auto kept = static_cast<std::size_t>(keep);
-  if (found.size() <= kept) return warnings;
-  found.resize(found.size() - kept);
-  for (const Generation& old : found) {
-    try {
-      const auto removing = directory / (std::string(removing_prefix) + old.path.filename().string());
-      files.remove(removing);
-      files.rename(old.path, removing);
-      files.remove(removing);
-    } catch (const std::exception& error) {
-      warnings.emplace_back(error.what());
-    }
+  const auto attempt = [&](const auto& body) {
+    const std::string failure = failure_of(body);
+    if (!failure.empty()) warnings.push_back(failure);
+    return failure.empty();
+  };
+  std::vector<Generation> old;
+  attempt([&] { old = generations(directory, files); });
+  old.resize(old.size() - (std::min)(old.size(), static_cast<std::size_t>(keep)));
+  std::vector<std::filesystem::path> removing;
+  for (const Generation& generation : old) {
+    const auto name = directory / (std::string(removing_prefix) + generation.path.filename().string());
+    if (attempt([&] {
+          files.remove(name);
+          files.rename(generation.path, name);
+        }))
+      removing.push_back(name);
   }
+  if (removing.empty() || !attempt([&] { files.sync_directory(directory); })) return warnings;
+  for (const auto& name : removing) attempt([&] { files.remove(name); });
   return warnings;
 }
 

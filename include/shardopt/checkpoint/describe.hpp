@@ -4,14 +4,17 @@
 #include <shardopt/checkpoint/checkpointable.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/core/dtype.hpp>
+#include <shardopt/core/math.hpp>
 #include <shardopt/core/version.hpp>
 #include <shardopt/rules/rule.hpp>
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace shardopt::inline v0::checkpoint::detail {
@@ -37,6 +40,27 @@ template <OptimizerRule Rule>
     result.emplace_back(hyper_parameter_names<Rule>[result.size()], value);
   });
   return result;
+}
+
+/// The opposite of what hyper_parameters_of() does with a field. @return false if the value is of another
+/// type, or does not fit
+template <class Field>
+[[nodiscard]] bool assign(const HyperParameter& value, Field& field) {
+  if constexpr (std::is_same_v<Field, bool>) {
+    if (const auto* known = std::get_if<bool>(&value)) return field = *known, true;
+  } else if constexpr (std::is_integral_v<Field>) {
+    const auto* whole = std::get_if<std::int64_t>(&value);
+    if (whole != nullptr && std::in_range<Field>(*whole)) return field = static_cast<Field>(*whole), true;
+  } else if constexpr (std::is_enum_v<Field>) {
+    std::underlying_type_t<Field> number{};
+    if (assign(value, number)) return field = static_cast<Field>(number), true;
+  } else if (!std::holds_alternative<bool>(value)) {
+    const double number = std::visit([](auto v) { return static_cast<double>(v); }, value);
+    const double most = static_cast<double>((std::numeric_limits<Field>::max)());
+    const bool fits = !math::is_finite(number) || (-most <= number && number <= most);
+    if (fits) return field = static_cast<Field>(number), true;
+  }
+  return false;
 }
 
 /// The rows of a table.

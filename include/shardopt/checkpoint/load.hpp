@@ -216,10 +216,9 @@ class Loading {
         if (group.name != saved.name) continue;
         const auto rule = rule_of(group.name, saved);
         try {
-          validate(rule);
+          optimizer_.require_rule(group.name, rule);
         } catch (const std::invalid_argument& error) {
-          throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) + ", group " +
-                                in_quotes(group.name) + ": " + error.what());
+          throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) + ": " + error.what());
         }
         rules_.emplace_back(group.name, rule);
         note_changes(group, hyper_parameters_of(rule));
@@ -238,7 +237,7 @@ class Loading {
   }
 
   [[nodiscard]] static std::string text_of_value(const HyperParameter& value) {
-    return std::visit([](auto v) { return Json(v).dump(); }, value);
+    return std::visit([](auto v) { return json_of(v).dump(); }, value);
   }
 
   [[nodiscard]] RuleOf<Optimizer> rule_of(const std::string& group, const Manifest::Group& saved) const {
@@ -249,7 +248,9 @@ class Loading {
       const std::string_view name = hyper_parameter_names<Rule>[index++];
       for (const auto& [saved_name, value] : saved.hyper_parameters) {
         if (saved_name != name) continue;
-        std::visit([&](auto v) { field = static_cast<std::remove_cvref_t<decltype(field)>>(v); }, value);
+        if (assign(value, field)) continue;
+        throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) + ": group " +
+                              in_quotes(group) + ": " + saved_name + " cannot be " + text_of_value(value));
       }
     });
     return rule;

@@ -5,9 +5,11 @@
 #include <shardopt/checkpoint/checksum.hpp>
 #include <shardopt/checkpoint/json.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/core/math.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,10 +27,18 @@ namespace detail {
   return json;
 }
 
+[[nodiscard]] inline Json json_of(bool value) { return value; }
+[[nodiscard]] inline Json json_of(std::int64_t value) { return value; }
+/// JSON has no numbers for what is not finite.
+[[nodiscard]] inline Json json_of(double value) {
+  if (math::is_finite(value)) return value;
+  return math::is_nan(value) ? "nan" : math::less(0.0, value) ? "inf" : "-inf";
+}
+
 [[nodiscard]] inline Json json_of(const Manifest::Group& group) {
   Json values = Json::object();
   for (const auto& [name, value] : group.hyper_parameters) {
-    std::visit([&, &key = name](auto v) { values[key] = v; }, value);
+    std::visit([&, &key = name](auto v) { values[key] = json_of(v); }, value);
   }
   return {{"name", group.name}, {"hyper_parameters", values}};
 }
@@ -95,7 +105,20 @@ inline constexpr std::string_view checksum_end = "\"\n}\n";
 [[nodiscard]] inline HyperParameter hyper_parameter_of(const JsonReader& value) {
   if (value.value().is_boolean()) return value.boolean();
   if (value.value().is_number_integer()) return value.integer((std::numeric_limits<std::int64_t>::min)());
-  return value.number();
+  if (!value.value().is_string()) return value.number();
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const std::string text = value.text();
+  if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (text != "inf" && text != "-inf") value.refuse("is no number");
+  return text == "inf" ? infinity : -infinity;
+}
+
+/// A positive number that floats hold.
+[[nodiscard]] inline float float_of(const JsonReader& value) {
+  const double number = value.number();
+  if (number > 0 && number <= static_cast<double>((std::numeric_limits<float>::max)()))
+    return static_cast<float>(number);
+  value.refuse("must be a positive number of fp32");
 }
 
 [[nodiscard]] inline Manifest::Parameter parameter_of(const JsonReader& json) {
@@ -155,7 +178,7 @@ inline constexpr std::string_view checksum_end = "\"\n}\n";
   m.updates = json.at("updates").integer();
   if (json.has("loss_scale")) {
     const JsonReader scale = json.at("loss_scale");
-    m.loss_scale = {static_cast<float>(scale.at("value").number()), scale.at("good_steps").integer(),
+    m.loss_scale = {float_of(scale.at("value")), scale.at("good_steps").integer(),
                     static_cast<std::int32_t>(
                         scale.at("hysteresis").integer(0, (std::numeric_limits<std::int32_t>::max)()))};
   }

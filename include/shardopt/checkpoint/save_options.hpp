@@ -28,7 +28,8 @@ struct SaveOptions {
   std::string rank_extra = {};
   /// Where this data-parallel group stands in other dimensions: part of file names. Each group saves into a
   /// directory of its own.
-  std::vector<Coordinate> coordinates = {{"pp", 0, 1}};
+  /// (No list in braces: GCC 12 breaks down over one where a template saves.)
+  std::vector<Coordinate> coordinates = std::vector<Coordinate>(1, Coordinate{"pp", 0, 1});
   /// For saving in the background: how long ranks wait for each other before the save counts as failed.
   std::chrono::milliseconds patience = std::chrono::minutes(30);
   FileSystem* files = nullptr;  ///< null: PosixFiles
