@@ -33,7 +33,7 @@ int run(int count, char* const* arguments, std::string& who) {
   const mlp::Parameters parameters(layout);
   const bool starts_others = options.processes > 0 && !place;
   const bool prints = !starts_others && (!place || place->rank == 0);
-  mlp::Csv csv(prints ? options.csv : "");
+  mlp::Csv csv(prints ? options.csv : "", options.resume);
   const mlp::Run run{.options = options,
                      .digits = digits,
                      .layout = layout,

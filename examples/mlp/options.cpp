@@ -171,10 +171,23 @@ const std::vector<OptionSpec>& specs() {
          options.seed = number<std::uint64_t>("--seed", text, 0, std::numeric_limits<std::uint64_t>::max(),
                                               "a whole number of at least 0");
        }},
-      {"--csv", "FILE", "write iteration, loss, learning rate and gradient norm of each step",
+      {"--csv", "FILE",
+       "write iteration, loss, learning rate and gradient norm of each step; with --resume go on in it",
        file_name(&Options::csv, "--csv")},
       {"--data", "FILE", "the digits (the copy shipped with this example)",
        file_name(&Options::data, "--data")},
+      {"--checkpoint-dir", "DIR", "save checkpoints into this folder: the last iteration of the run is saved",
+       file_name(&Options::checkpoint_dir, "--checkpoint-dir")},
+      {"--save-every", "N", "save each N iterations, too",
+       whole(&Options::save_every, "--save-every", 1, "a whole number of at least 1")},
+      {"--keep", "N", "checkpoints that are kept, the newest; 0: all (2)",
+       whole(&Options::keep, "--keep", 0, "a whole number of at least 0")},
+      {"--resume", "",
+       "go on from the newest whole checkpoint in the folder, on any number of ranks; if there is none, "
+       "start",
+       [](Options& options, std::string_view) { options.resume = true; }},
+      {"--stop-after", "N", "end when N iterations are done, those before --resume counted (all epochs)",
+       whole(&Options::stop_after, "--stop-after", 1, "a whole number of at least 1")},
       {"--help", "", "print this", [](Options& options, std::string_view) { options.help = true; }},
   };
   return all;
@@ -201,6 +214,16 @@ void refuse_foreign_settings(const Options& options) {
   check(options.eps.has_value(), !sgd, "--eps", "adam and adamw");
 }
 
+void require_checkpoint_dir(const Options& options) {
+  const auto check = [&](bool given, const char* name) {
+    if (given && options.checkpoint_dir.empty())
+      throw UsageError(std::string(name) + " needs --checkpoint-dir: the folder of the checkpoints");
+  };
+  check(options.resume, "--resume");
+  check(options.save_every != 0, "--save-every");
+  check(options.keep != Options().keep, "--keep");
+}
+
 }  // namespace
 
 Options parse_options(int count, const char* const* arguments) {
@@ -221,6 +244,7 @@ Options parse_options(int count, const char* const* arguments) {
     }
   }
   refuse_foreign_settings(options);
+  require_checkpoint_dir(options);
   return options;
 }
 

@@ -56,6 +56,12 @@ struct Options {
   std::uint64_t seed = 1;
   std::string data;  ///< default: the file shipped with the example
   std::string csv;
+
+  std::string checkpoint_dir;  ///< empty: nothing is saved
+  int save_every = 0;          ///< iterations; 0: only the last of the run
+  int keep = 2;                ///< checkpoints; 0: all
+  bool resume = false;
+  int stop_after = 0;  ///< iterations, counted from the beginning of the training; 0: the whole training
   bool help = false;
 
   /// The learning rate that the schedule scales.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "checkpoints.hpp"
 #include "digits.hpp"
 #include "dispatch.hpp"
 #include "layout.hpp"
@@ -8,6 +9,7 @@
 #include "parameters.hpp"
 #include "report.hpp"
 #include "run.hpp"
+#include "settings.hpp"
 #include "trainer.hpp"
 
 #include <shardopt/shardopt.hpp>
@@ -51,10 +53,14 @@ Result run_rank(const Run& run, const Rule& rule, const Sharding& sharding, Netw
   network.initialize(initial_weights(run.layout, run.options.seed));
   Optimizer optimizer(run.parameters.table, config, std::move(comm),
                       shardopt::FlatBuffers{network.parameters(), network.gradients()}, network.stream());
+  Checkpoints checkpoints(run, optimizer, network.stream(), settings_of(run.options, rule));
+  const int iteration = checkpoints.begin();
+  if (rank == 0 && run.options.resume) run.csv.go_on_after(iteration);
   print(report.text());
 
-  Trainer trainer(run, network, optimizer, rank);
+  Trainer trainer(run, network, optimizer, checkpoints, rank, iteration);
   trainer.train();
+  checkpoints.finish();
   Result result;
   if (rank == 0) result = {.accuracy = trainer.test_accuracy(), .weights = trainer.weights_hash()};
   return result;

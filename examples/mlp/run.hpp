@@ -9,6 +9,7 @@
 
 #include <shardopt/collectives/process_place.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -24,7 +25,12 @@ struct Run {
   std::optional<shardopt::ProcessPlace> place;  ///< of this process, where ranks are processes
 
   [[nodiscard]] int steps_per_epoch() const { return digits.train.count() / options.batch; }
+  /// Of the whole training: what the schedule goes by.
   [[nodiscard]] int steps() const { return steps_per_epoch() * options.epochs; }
+  /// Iterations that are done when this run ends.
+  [[nodiscard]] int last_iteration() const {
+    return options.stop_after > 0 ? std::min(options.stop_after, steps()) : steps();
+  }
   /// Samples of the largest block.
   [[nodiscard]] int largest_block() const {
     return (options.batch + options.blocks() - 1) / options.blocks();

@@ -4,8 +4,13 @@
 #include "launch.hpp"
 #include "run.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 namespace mlp {
 namespace {
@@ -49,6 +54,18 @@ void settle_threads(Options& options) {
   if (options.ranks == 0) options.ranks = 4;
 }
 
+void settle_checkpoints(const Options& options) {
+  if (options.checkpoint_dir.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(options.checkpoint_dir, error);
+  if (!error && access(options.checkpoint_dir.c_str(), W_OK | X_OK) != 0)
+    error.assign(errno, std::generic_category());
+  if (error) {
+    throw UsageError("--checkpoint-dir: cannot write into '" + options.checkpoint_dir +
+                     "': " + error.message());
+  }
+}
+
 }  // namespace
 
 std::optional<shardopt::ProcessPlace> find_place(const Options& options) {
@@ -79,6 +96,7 @@ void settle(Options& options, const Digits& digits, const std::optional<shardopt
                      std::to_string(options.ranks) + " ranks with " + std::to_string(options.micro_batches) +
                      " micro-batches each");
   }
+  settle_checkpoints(options);
 }
 
 }  // namespace mlp

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "block.hpp"
+#include "checkpoints.hpp"
 #include "digits.hpp"
 #include "hash.hpp"
 #include "layout.hpp"
@@ -28,15 +29,28 @@ namespace mlp {
 template <class Network, class Optimizer>
 class Trainer {
  public:
-  Trainer(const Run& run, Network& network, Optimizer& optimizer, int rank)
-      : run_(run), network_(network), optimizer_(optimizer), rank_(rank) {}
+  /// @param iteration  steps that a run before this one has done
+  Trainer(const Run& run, Network& network, Optimizer& optimizer, Checkpoints<Optimizer>& checkpoints,
+          int rank, int iteration)
+      : run_(run),
+        network_(network),
+        optimizer_(optimizer),
+        checkpoints_(checkpoints),
+        rank_(rank),
+        iteration_(iteration) {}
 
-  /// Trains for all epochs.
+  /// Trains to the end of the run.
   void train() {
     Progress progress(run_.options.epochs);
-    for (int epoch = 0; epoch < run_.options.epochs; ++epoch) {
+    const int steps = run_.steps_per_epoch();
+    while (iteration_ < run_.last_iteration()) {
+      const int epoch = iteration_ / steps;
       network_.use(run_.digits.train, sample_order(run_.digits.train.count(), run_.options.seed, epoch));
-      for (int step = 0; step < run_.steps_per_epoch(); ++step) train_step(step);
+      const int end = std::min((epoch + 1) * steps, run_.last_iteration());
+      while (iteration_ < end) {
+        train_step(iteration_ - epoch * steps);
+        if (checkpoints_.due(iteration_)) save();
+      }
       end_epoch(epoch, progress);
     }
   }
@@ -72,6 +86,13 @@ class Trainer {
   }
 
  private:
+  /// A step whose result has not been asked for.
+  struct Pending {
+    int iteration;
+    double lr;
+    shardopt::StepTicket ticket;
+  };
+
   /// One step: every micro-batch adds its gradient once; in the last one each layer is announced as soon as
   /// it is whole.
   void train_step(int step) {
@@ -100,45 +121,47 @@ class Trainer {
                         network_.stream());
     optimizer_.zero_gradients(network_.stream());
     ++iteration_;
-    lrs_.push_back(run_.options.learning_rate() * static_cast<double>(factor));
-    collect(std::exchange(pending_, ticket));
+    lr_ = options.learning_rate() * static_cast<double>(factor);
+    collect(std::exchange(pending_, Pending{iteration_, lr_, ticket}));
   }
 
   /// Notes a step's loss, over all ranks, and norm. The ticket of the step before the last is asked, so that
   /// the device always has work.
-  void collect(const std::optional<shardopt::StepTicket>& ticket) {
-    if (!ticket) return;
-    const shardopt::StepResult result = ticket->get();
+  void collect(const std::optional<Pending>& step) {
+    if (!step) return;
+    const shardopt::StepResult result = step->ticket.get();
     losses_.push_back((result.scalars[0] + result.scalars[1]) / run_.options.batch);
-    norms_.push_back(result.norm);
+    if (rank_ == 0) run_.csv.row(step->iteration, losses_.back(), step->lr, result.norm);
   }
 
-  /// Rank 0 reports the epoch.
+  /// Saves, and with it the table up to here.
+  void save() {
+    collect(std::exchange(pending_, std::nullopt));
+    if (rank_ == 0) run_.csv.flush();
+    checkpoints_.save(iteration_);
+  }
+
+  /// Rank 0 reports the epoch, or what this run has done of it.
   void end_epoch(int epoch, Progress& progress) {
     collect(std::exchange(pending_, std::nullopt));
     if (rank_ == 0) {
-      const int steps = run_.steps_per_epoch();
-      for (int step = 0; step < steps && run_.csv.on(); ++step) {
-        const auto at = static_cast<std::size_t>(step);
-        run_.csv.row(epoch * steps + step + 1, losses_[at], lrs_[at], norms_[at]);
-      }
       run_.csv.flush();
-      progress.epoch(epoch + 1, std::accumulate(losses_.begin(), losses_.end(), 0.0) / steps, lrs_.back());
+      const double loss = std::accumulate(losses_.begin(), losses_.end(), 0.0);
+      if (iteration_ == (epoch + 1) * run_.steps_per_epoch())
+        progress.epoch(epoch + 1, loss / static_cast<double>(losses_.size()), lr_);
     }
     losses_.clear();
-    lrs_.clear();
-    norms_.clear();
   }
 
   const Run& run_;
   Network& network_;
   Optimizer& optimizer_;
+  Checkpoints<Optimizer>& checkpoints_;
   int rank_;
-  int iteration_ = 0;
+  int iteration_;               ///< steps done
+  double lr_ = 0;               ///< of the last of them
   std::vector<double> losses_;  ///< of this epoch's steps: means over the batch
-  std::vector<double> lrs_;     ///< likewise
-  std::vector<double> norms_;   ///< likewise
-  std::optional<shardopt::StepTicket> pending_;
+  std::optional<Pending> pending_;
 };
 
 }  // namespace mlp

@@ -94,7 +94,7 @@ Kind kind(const std::string& name, std::int64_t bucket_bytes) {
               checkpoint::FileSystem& files) {
             with_engine(world, [&](Engine<Optimizer>& engine) {
               checkpoint::load(engine.optimizer, from, {.files = &files}, {});
-              engine.optimizer.verify_parameters();
+              engine.optimizer.verify_parameters({});
               checkpoint::save(engine.optimizer, to, {.files = &files}, {});
             });
           }};

@@ -2,8 +2,12 @@
 """mlp_test.py CASE BACKEND COMMAND...: checks one promise of examples/mlp; COMMAND starts it."""
 
 import csv
+import json
 import os
+import random
 import re
+import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -179,6 +183,198 @@ def csv_rows(mlp):
         assert abs(float(row["lr"]) - 0.01 * factor) < 1e-8, (at, row)
         assert float(row["norm"]) > 0, row
     assert 2.0 < float(rows[0]["loss"]) < 3.0 and float(rows[-1]["loss"]) < 1.0, (rows[0], rows[-1])
+
+
+class Folder(tempfile.TemporaryDirectory):
+    """A folder of checkpoints, and a table beside it."""
+
+    def __enter__(self):
+        folder = super().__enter__()
+        self.csv = os.path.join(folder, "steps.csv")
+        self.path = os.path.join(folder, "checkpoints")
+        self.saving = ["--checkpoint-dir", self.path]
+        self.resuming = [*self.saving, "--resume"]
+        return self
+
+    def labels(self):
+        """Sequence and iteration of what is complete, oldest first."""
+        names = [re.fullmatch(r"generation-(\d+)-iteration-(\d+)", name) for name in os.listdir(self.path)]
+        return sorted((int(name[1]), int(name[2])) for name in names if name)
+
+    def file(self, sequence, iteration, name="optimizer_pp-0-of-1_dp-0-of-2.safetensors"):
+        return os.path.join(self.path, f"generation-{sequence}-iteration-{iteration}", name)
+
+    def rows(self):
+        with open(self.csv, encoding="ascii") as file:
+            return list(csv.DictReader(file))
+
+
+# Five steps an epoch, ten in all.
+SHORT = ["--epochs", "2", "--batch", "240", "--reduction", "ordered", "--warmup", "3", "--clip", "2"]
+
+
+def resume(mlp):
+    """Ten steps, against six and then the other four: each batch once, the same losses, the same weights."""
+    ranks = ["--ranks", str(min(4, mlp.gpus()))]
+    kinds = [["--optimizer", optimizer, "--precision", precision] for optimizer, precision in
+             (("adamw", "fp32"), ("sgd", "bf16"), ("adam", "bf16-fp32-grads"))]
+    for kind in kinds if mlp.backend == "host" else kinds[:2]:
+        arguments = [*SHORT, *ranks, *kind]
+        with Folder() as parted, Folder() as whole:
+            expected = mlp.hash(*arguments, "--csv", whole.csv)
+            first = mlp.run(*arguments, *parted.saving, "--csv", parted.csv, "--save-every", "2", "--stop-after", "6")
+            assert first.returncode == 0 and LAST_LINE.fullmatch(first.stdout.splitlines()[-1]), first
+            saved = re.findall(r"mlp: saved (generation-\S+) \(\d+\.\d\d MiB on this rank\)\n", first.stderr)
+            assert saved == [f"generation-{n}-iteration-{2 * n}" for n in (1, 2, 3)], first.stderr
+            assert parted.labels() == [(2, 4), (3, 6)], parted.labels()
+            assert [row["iteration"] for row in parted.rows()] == [str(n) for n in range(1, 7)]
+            rest = mlp.run(*arguments, *parted.resuming, "--csv", parted.csv)
+            assert rest.returncode == 0 and "mlp: resumed generation-3-iteration-6, saved by" in rest.stderr, rest
+            assert LAST_LINE.fullmatch(rest.stdout.splitlines()[-1])[2] == expected, rest
+            assert parted.rows() == whole.rows(), (parted.rows(), whole.rows())
+            assert parted.labels() == [(3, 6), (4, 10)], parted.labels()
+            # What was done behind the checkpoint is done again, and stands once in the table.
+            shutil.rmtree(os.path.dirname(parted.file(4, 10)))
+            assert mlp.hash(*arguments, *parted.resuming, "--csv", parted.csv) == expected
+            assert parted.rows() == whole.rows(), (parted.rows(), whole.rows())
+            # At the end there is nothing to do.
+            assert mlp.hash(*arguments, *parted.resuming, "--csv", parted.csv) == expected
+            assert parted.rows() == whole.rows() and parted.labels() == [(3, 6), (4, 10)], parted.labels()
+
+
+def resume_by_micro_batches(mlp):
+    """From 4 ranks with one micro-batch to 2 with two and back: the same weights. Only whole steps are saved."""
+    many = 4 if mlp.gpus() >= 4 else 2
+    if mlp.gpus() < 2:
+        print("skipped: there is only one GPU")
+        sys.exit(SKIPPED)
+    apart, together = ["--ranks", str(many)], ["--ranks", str(many // 2), "--micro-batches", "2"]
+    with Folder() as folder:
+        expected = mlp.hash(*SHORT, *apart)
+        mlp.hash(*SHORT, *apart, *folder.saving, "--stop-after", "3")
+        mlp.hash(*SHORT, *together, *folder.resuming, "--stop-after", "6", "--save-every", "1", "--keep", "0")
+        assert folder.labels() == [(1, 3), (2, 4), (3, 5), (4, 6)], folder.labels()
+        for sequence, iteration in folder.labels():
+            with open(folder.file(sequence, iteration, "manifest.json"), encoding="utf-8") as file:
+                manifest = json.load(file)
+            assert manifest["iteration"] == manifest["updates"] == iteration == int(manifest["extras"]["iteration"])
+        if mlp.backend == "cuda":  # ranks are processes in between
+            mlp.hash(*SHORT, "--processes", str(many), *folder.resuming, "--stop-after", "8")
+        assert mlp.hash(*SHORT, *apart, *folder.resuming) == expected
+
+
+def resume_on_other_ranks(mlp):
+    """Fifty steps on from a checkpoint of four ranks, on other numbers of ranks: the losses of four.
+
+    Of bf16 each rank's gradient is rounded to eight bits, in other places on other numbers of ranks: single losses stay
+    within 1e-3 while they are not small, the sum of fifty always.
+    """
+    settings = {  # how far each loss may be, and their sum
+        ("fp32",): (1e-5, 1e-5), ("fp32", "--optimizer", "sgd"): (1e-5, 1e-5),
+        ("bf16-fp32-grads",): (1e-3, 1e-3), ("bf16", "--lr", "0.001"): (1e-3, 1e-3), ("bf16",): (1.0, 1e-3),
+    }
+    for setting, (allowed, allowed_sum) in settings.items():
+        arguments = ["--precision", *setting, "--reduction", "ordered"]
+        losses = {}
+        with Folder() as folder:
+            mlp.hash(*arguments, "--ranks", "4", *folder.saving, "--stop-after", "25")
+            for ranks in (4, 1, 3, 8):
+                shutil.rmtree(os.path.join(folder.path, "generation-2-iteration-75"), ignore_errors=True)
+                mlp.hash(*arguments, "--ranks", str(ranks), *folder.resuming, "--stop-after", "75", "--csv", folder.csv)
+                assert [row["iteration"] for row in folder.rows()] == [str(n) for n in range(26, 76)]
+                losses[ranks] = [float(row["loss"]) for row in folder.rows()]
+        for ranks, mine in losses.items():
+            worst = max(abs(a - b) / b for a, b in zip(mine, losses[4]))
+            of_sum = abs(sum(mine) / sum(losses[4]) - 1)
+            print(f"{' '.join(setting)}, {ranks} ranks: each loss within {worst:.1e}, their sum {of_sum:.1e}")
+            assert worst <= allowed and of_sum <= allowed_sum
+
+
+def resume_refused(mlp):
+    """What cannot go on is told in one line."""
+    two = [*SHORT, "--ranks", str(min(2, mlp.gpus()))]
+    with Folder() as folder:
+        for option in (["--resume"], ["--save-every", "5"], ["--keep", "3"]):
+            mlp.refuses(*option, saying=f"{option[0]} needs --checkpoint-dir")
+        for option, value in (("--save-every", "0"), ("--keep", "-1"), ("--stop-after", "0"), ("--stop-after", "x")):
+            mlp.refuses(*folder.saving, option, value, saying=option)
+        mlp.refuses("--checkpoint-dir", DATA, saying="--checkpoint-dir: cannot write into '" + DATA)
+        mlp.refuses("--checkpoint-dir", DATA + "/in", saying="Not a directory")
+        anew = mlp.run(*two, *folder.resuming, "--save-every", "5")
+        assert f"mlp: there is no checkpoint in '{folder.path}': the training starts anew\n" in anew.stderr, anew.stderr
+        assert folder.labels() == [(1, 5), (2, 10)], folder.labels()
+        mlp.refuses(*two, *folder.saving, saying=f"'{folder.path}' holds checkpoints: --resume goes on, a new training needs its own folder")
+        for option, saying in (
+            ("--seed 2", "generation-2-iteration-10 is of another training: --seed is 1 there, 2 here"),
+            ("--batch 120 --lr 0.5", "--batch is 240 there, 120 here; --lr is 0.015 there, 0.5 here"),
+            ("--epochs 3", "--epochs is 2 there, 3 here"), ("--schedule linear", "--schedule is cosine there, linear here"),
+            ("--weight-decay 0.5", "--weight-decay is 0.01 there, 0.5 here"), ("--clip 3", "--clip is 2 there, 3 here"),
+            ("--layers 64,10", "is not of this optimizer: parameter 'layer0.weight': shape: [128, 64] in the checkpoint, [10, 64] here"),
+            ("--optimizer sgd", "rule: 'adamw' version 1 in the checkpoint, 'sgd' version 1 here"),
+            ("--stop-after 9", "generation-2-iteration-10 has more iterations than this run would have, 9"),
+        ):
+            mlp.refuses(*two, *option.split(), *folder.resuming, saying=saying)
+        note = "mlp: generation-2-iteration-10: parameters were fp32 and are bf16 here"
+        other = mlp.run(*two, "--precision", "bf16", "--sharding", "per-parameter", "--bucket-bytes", "999", *folder.resuming)
+        assert other.returncode == 0 and note in other.stderr, other
+        # The newest is damaged: that is told, and the one before is taken. Then all are.
+        expected = mlp.hash(*two)
+        change_a_byte(folder.file(2, 10))
+        rest = mlp.run(*two, *folder.resuming)
+        assert LAST_LINE.fullmatch(rest.stdout.splitlines()[-1])[2] == expected, rest
+        told = rest.stderr.splitlines()
+        assert len(told) == 3 and "generation-1-iteration-5' is whole: load that" in told[0] and "generation-2" in told[0], told
+        assert told[1].startswith("mlp: resumed generation-1-iteration-5") and told[2].startswith("mlp: saved generation-3"), told
+        for sequence, iteration in folder.labels():
+            change_a_byte(folder.file(sequence, iteration, "manifest.json"))
+        mlp.refuses(*two, *folder.resuming, saying="is damaged: its checksum does not fit")
+
+
+def change_a_byte(name):
+    with open(name, "r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+
+
+def save_fails(mlp):
+    """A file that may not grow, as on a full disk: one line, and the checkpoint before stays."""
+
+    def limit_files():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    with Folder() as folder:
+        arguments = [*SHORT, "--ranks", "2", *folder.saving]
+        mlp.hash(*arguments, "--stop-after", "5")
+        assert folder.labels() == [(1, 5)], folder.labels()
+        command = [*mlp.command, "--backend", mlp.backend, *arguments, "--resume", "--save-every", "1"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit_files)
+        lines = done.stderr.splitlines()
+        assert done.returncode == 1 and len(lines) == 2 and not LAST_LINE.search(done.stdout), done
+        assert "the checkpoint of iteration 6" in lines[1] and "File too large" in lines[1], lines
+        assert folder.labels() == [(1, 5)] and mlp.hash(*arguments, "--resume") == mlp.hash(*SHORT, "--ranks", "2")
+
+
+def resume_after_kill(mlp):
+    """Killed again and again, while it trains and while it saves: in the end the same weights."""
+    arguments = ["--epochs", "4", "--ranks", "4"]
+    with Folder() as folder:
+        expected = mlp.hash(*arguments)
+        random.seed(1)
+        kills = 0
+        while kills < 20:
+            process = start(mlp, {}, "--backend", mlp.backend, *arguments, *folder.resuming, "--save-every", "1")
+            try:
+                process.communicate(timeout=random.uniform(0.01, 0.4))
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                end(process)
+                kills += 1
+        print(f"killed {kills} times")
+        assert kills > 0 and mlp.hash(*arguments, *folder.resuming) == expected
 
 
 def output(mlp):
@@ -359,7 +555,9 @@ def torchrun(rank, world, port):
             "MASTER_PORT": str(port - 1), "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
-CASES = {case.__name__: case for case in (bad_input, gpus, accuracy, sharding, micro_batches, output, settings, processes, places, killed)} | {
+CASES = {case.__name__: case for case in (
+    bad_input, gpus, accuracy, sharding, micro_batches, output, settings, processes, places, killed, resume, resume_by_micro_batches,
+    resume_on_other_ranks, resume_refused, save_fails, resume_after_kill)} | {
     "csv": csv_rows,
 }
 

@@ -18,7 +18,7 @@ namespace so = shardopt;
 
 namespace {
 
-constexpr std::int64_t elements = 6000;
+constexpr std::int64_t elements = 7000;
 
 /// Counts waits and drops one.
 struct Waits {
@@ -83,12 +83,13 @@ static_assert(so::Collective<ForgetfulNccl>);
 
 void require(cudaError_t status) { so::throw_if_failed(status, "the engine's own call"); }
 
-/// Layers' gradients come from two streams, parameters are read on a third.
+/// Layers' gradients come from two streams, parameters are read on a third. After a discarded step a gradient
+/// is written behind its reduction alone.
 void train(const ncclUniqueId& id, int rank, Waits& waits) {
   require(cudaSetDevice(rank));
-  cudaStream_t streams[4];
+  cudaStream_t streams[5];
   for (cudaStream_t& stream : streams) require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  const auto [stream, second, reader, comm_stream] = streams;
+  const auto [stream, second, idle, reader, comm_stream] = streams;
   float* parameters = nullptr;
   float* gradients = nullptr;
   float* copy = nullptr;
@@ -96,18 +97,25 @@ void train(const ncclUniqueId& id, int rank, Waits& waits) {
   require(cudaMalloc(&gradients, elements * sizeof(float)));
   require(cudaMalloc(&copy, elements * sizeof(float)));
   cudaEvent_t begun = nullptr;
+  cudaEvent_t reduced = nullptr;
   require(cudaEventCreateWithFlags(&begun, cudaEventDisableTiming));
+  require(cudaEventCreateWithFlags(&reduced, cudaEventDisableTiming));
   require(cudaMemsetAsync(parameters, 0, elements * sizeof(float), stream));
   require(cudaMemsetAsync(gradients, 0, elements * sizeof(float), stream));
   {
     so::ParameterTable table;
     const so::ParameterId first = table.add({.name = "first", .shape = {3000}, .offset = 0});
     const so::ParameterId last = table.add({.name = "last", .shape = {3000}, .offset = 3000});
+    const so::ParameterId early = table.add({.name = "early", .shape = {1000}, .offset = 6000});
     using Optimizer = so::ZeroOptimizer<so::AdamW, so::FlatSharding, ForgetfulNccl, so::FullPrecision>;
     Optimizer optimizer(table, {.sharding = {.bucket_bytes = 12288}},
                         ForgetfulNccl(so::Nccl::create(id, rank, 2, comm_stream), &waits),
                         so::FlatBuffers{parameters, gradients}, stream);
     for (int step = 0; step < 3; ++step) {
+      if (step == 2) {
+        require(cudaMemsetAsync(gradients + 6000, 3, 1000 * sizeof(float), idle));
+        optimizer.gradient_ready(early, idle);
+      }
       require(cudaEventRecord(begun, stream));
       require(cudaStreamWaitEvent(second, begun, 0));
       require(cudaMemsetAsync(gradients + 3000, 1 + step, 3000 * sizeof(float), second));
@@ -116,6 +124,8 @@ void train(const ncclUniqueId& id, int rank, Waits& waits) {
       optimizer.gradient_ready(first, stream);
       if (step == 1) {
         static_cast<void>(optimizer.reduce({}, stream));
+        require(cudaEventRecord(reduced, comm_stream));
+        require(cudaStreamWaitEvent(idle, reduced, 0));
         static_cast<void>(optimizer.discard(stream));
       } else {
         static_cast<void>(optimizer.step({}, stream));
@@ -126,13 +136,14 @@ void train(const ncclUniqueId& id, int rank, Waits& waits) {
       // their zeroing.
       require(cudaEventRecord(begun, reader));
       require(cudaStreamWaitEvent(stream, begun, 0));
-      optimizer.zero_gradients(second);
+      if (step != 1) optimizer.zero_gradients(second);
       require(cudaEventRecord(begun, second));
       require(cudaStreamWaitEvent(stream, begun, 0));
     }
   }
   require(cudaDeviceSynchronize());
   require(cudaEventDestroy(begun));
+  require(cudaEventDestroy(reduced));
   require(cudaFree(parameters));
   require(cudaFree(gradients));
   require(cudaFree(copy));

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <shardopt/cuda.cuh>
 
+#include <support/cuda_ranks.hpp>
 #include <support/processes.hpp>
 #include <support/unique_id_board.hpp>
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include <chrono>
@@ -148,4 +150,37 @@ TEST_CASE("a peer that never joins is reported soon after the deadline", "[failu
                                ContainsSubstring("a new one works"));
   CHECK(ends[0].seconds > 2);
   CHECK(ends[0].seconds < 4);
+}
+
+TEST_CASE("one thread that makes several ranks' optimizers is told, and does not wait for ever",
+          "[failure][cuda][B068]") {
+  const bool refused = GENERATE(false, true);  // whether its first rank also makes a mistake of its own
+  const auto ends = support::run_processes(
+      1,
+      [&](int) -> std::string {
+        int devices = 0;
+        so::throw_if_failed(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+        if (devices < 2) return too_few_devices;
+        // Left to the process, as is what waits in the communicator's stream.
+        const auto& comms = *new test::Communicators(2);
+        std::vector<Buffers*> buffers;
+        try {
+          for (int rank = 0; rank < 2; ++rank) {
+            so::throw_if_failed(cudaSetDevice(rank), "cudaSetDevice");
+            const Buffers& own = *buffers.emplace_back(new Buffers);
+            new Optimizer(make_table(), {.sharding = {.bucket_bytes = refused ? 0 : 16384}},
+                          so::Nccl::borrow(comms[rank], own.comm_stream, {.deadline = 2s}),
+                          so::FlatBuffers{own.parameters, own.gradients}, own.stream);
+          }
+        } catch (const std::exception& error) {
+          return error.what();
+        }
+        return "made";
+      },
+      30s);
+  if (ends[0].text == too_few_devices) SKIP("needs 2 GPUs");
+  CAPTURE(refused, ends[0].text, ends[0].signal);
+  CHECK(ends[0].exit_code == 0);
+  CHECK_THAT(ends[0].text,
+             ContainsSubstring(refused ? "bucket_bytes" : "rank 0: the start, to which all ranks must come"));
 }

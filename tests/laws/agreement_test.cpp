@@ -6,9 +6,12 @@
 #include <support/small_engine.hpp>
 
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 using namespace test;
@@ -201,6 +204,82 @@ TEST_CASE("Ranks with different policies, precisions or rules refuse each other"
   require_told(beside<ThreadsOptimizer<so::Adam>>(), {"adamw", "adam "});
 }
 
+namespace {
+
+/// Gives each rank two grains of four: neighbours, or every other one.
+struct TurnedSharding {
+  int turned = 0;
+
+  static constexpr std::string_view name = "turned";
+  static constexpr bool updates_everything = false;
+
+  [[nodiscard]] so::ShardPlan plan(const so::FlatSpace& space, int, std::int64_t) const {
+    so::ShardPlan plan{.buckets = {{0, space.elements}}, .runs = {}};
+    for (int k = 0; k < 4; ++k)
+      plan.runs.push_back({{k * grain, (k + 1) * grain}, turned != 0 ? k / 2 : k % 2});
+    return plan;
+  }
+};
+static_assert(so::ShardingPolicy<TurnedSharding>);
+
+/// A rule with a number that a double cannot hold.
+struct SeededRule {
+  double lr = 0;
+  std::uint64_t seed = 0;
+
+  template <class V>
+  struct State {};
+  struct Constants {
+    float factor;
+  };
+  [[nodiscard]] SHARDOPT_HD Constants constants(so::StepScalars) const {
+    return {static_cast<float>(seed & 1)};
+  }
+  template <class V>
+  [[nodiscard]] SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>&) {
+    return so::math::fma(c.factor, grad, param);
+  }
+};
+static_assert(so::OptimizerRule<SeededRule>);
+
+}  // namespace
+
+TEST_CASE("Ranks whose policies deal the same number of elements differently refuse each other",
+          "[laws][law6][host]") {
+  using Turned = ThreadsOptimizer<so::SGD, so::FullPrecision, TurnedSharding>;
+  const auto start_turned = [](int odd) {
+    return messages_of_ranks<so::CollectiveError>(2, [&](HostThreads comm) {
+      const int turned = comm.rank() == odd ? 1 : 0;
+      Engine<Turned> engine(table_of_sizes({4 * grain}), {.sharding = {turned}}, std::move(comm));
+    });
+  };
+  CHECK(start_turned(-1) == std::vector<std::string>(2));
+  require_told(start_turned(1), {"bucket at 0: 0 512 1024, owners"});
+}
+
+TEST_CASE(
+    "Hyper-parameters that differ by one beyond what a double holds are told at the start and in tickets",
+    "[laws][law6][host]") {
+  using Seeded = ThreadsOptimizer<SeededRule>;
+  constexpr std::uint64_t large = std::uint64_t{1} << 60;
+  require_told(messages_of_ranks<so::CollectiveError>(
+                   2,
+                   [](HostThreads comm) {
+                     const std::uint64_t seed = large + (comm.rank() == 0 ? 0 : 1);
+                     Engine<Seeded> engine(table_of_sizes({4}), {.groups = {{"default", {.seed = seed}}}},
+                                           std::move(comm));
+                   }),
+               {"1152921504606846976", "1152921504606846977"});
+  const auto differ = on_ranks(2, [](HostThreads comm) {
+    const std::uint64_t seed = large + (comm.rank() == 0 ? 0 : 1);
+    Engine<Seeded> engine(table_of_sizes({4}), {}, std::move(comm));
+    const int before = engine.step().inputs_differ ? 1 : 0;
+    engine.optimizer.set_rule("default", {.seed = seed}, {});
+    return std::pair(before, engine.step().inputs_differ ? 1 : 0);
+  });
+  for (const auto& rank : differ) CHECK(rank == std::pair(0, 1));
+}
+
 TEST_CASE("Ranks that register parameters in different orders are told the first one, for every order",
           "[laws][law6][host][B024][B070]") {
   // Twenty shufflings: none may be accepted, none may hang.
@@ -317,9 +396,9 @@ TEST_CASE("verify_parameters finds a parameter that one rank changed behind the 
     const bool odd = comm.rank() == 2;
     Engine<Optimizer> engine(table_of_sizes({1000, 77}), {}, std::move(comm), 1.0);
     engine.step();
-    engine.optimizer.verify_parameters();
+    engine.optimizer.verify_parameters({});
     if (odd) engine.parameters[1076] = 3.0f;
-    engine.optimizer.verify_parameters();
+    engine.optimizer.verify_parameters({});
   });
   for (const std::string& message : messages)
     CHECK(message.find("ranks hold different values of parameter 'p1'") != std::string::npos);

@@ -5,9 +5,13 @@
 #include <support/small_engine.hpp>
 #include <support/watched_collective.hpp>
 
+#include <array>
+#include <cstddef>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 using namespace test;
@@ -73,6 +77,8 @@ std::vector<BadCall<Optimizer>> bad_calls_between_steps() {
 std::vector<BadCall<Optimizer>> bad_calls_after_reduce() {
   return {
       {"announcing", [](Optimizer& o) { o.gradient_ready(so::ParameterId{0}, {}); }, "after reduce()"},
+      {"asking for the last step", [](Optimizer& o) { static_cast<void>(o.last_result({})); },
+       "after reduce()"},
       {"reducing again", [](Optimizer& o) { o.reduce({}, {}); }, "after reduce()"},
       {"a whole step", [](Optimizer& o) { o.step({}, {}); }, "after reduce()"},
       {"applying with an infinite lr_factor", [](Optimizer& o) { o.apply({.lr_factor = infinity}, {}); },
@@ -203,7 +209,7 @@ TEST_CASE("Buffers that do not fit the table are refused with what is wrong", "[
           [&] { Optimizer optimizer(table, {}, std::move(comm), buffers, memory, {}); });
     })[0];
   };
-  std::vector<float> values(400, 1.0f);
+  std::vector<float> values(600, 1.0f);
   const auto flat = table_of_sizes({100});
   so::ParameterTable apart;
   apart.add({.name = "w", .shape = {100}, .parameter = values.data(), .gradient = values.data() + 100});
@@ -228,9 +234,62 @@ TEST_CASE("Buffers that do not fit the table are refused with what is wrong", "[
         std::string::npos);
   CHECK(refusal(flat, good, so::StateBuffers{{"exp_avg", state}, {"exp_avg_sq", nullptr}})
             .find("null pointer for 'exp_avg_sq'") != std::string::npos);
-  CHECK(refusal(flat, good, so::StateBuffers{{"exp_avg", state}, {"exp_avg_sq", state}, {"master", state}})
+  CHECK(refusal(flat, good,
+                so::StateBuffers{{"exp_avg", state}, {"exp_avg_sq", state + 100}, {"master", state + 200}})
             .find("names 'master'") != std::string::npos);
-  CHECK(values == std::vector<float>(400, 1.0f));
+  CHECK(values == std::vector<float>(600, 1.0f));
+}
+
+TEST_CASE("Memory that would be used for two ends is refused with the names of both", "[laws][law9][host]") {
+  using Sgd = ThreadsOptimizer<so::SGD>;
+  alignas(256) static std::array<float, 4096> values;
+  values.fill(1.0f);
+  const auto table = packed_table({{"a", {60}}, {"still", {9}, "default", true}, {"b", {31}}});
+  const auto refusal = [&](auto optimizer, const auto& buffers, const auto& memory) {
+    using Kind = typename decltype(optimizer)::type;
+    return on_ranks(1, [&](HostThreads comm) {
+      return message_of<std::invalid_argument>(
+          [&] { Kind made(table, {}, std::move(comm), buffers, memory, {}); });
+    })[0];
+  };
+  const std::type_identity<Optimizer> adamw;
+  const std::type_identity<Sgd> sgd;
+  float* const at = values.data();
+  const so::FlatBuffers<float, float> good{at, at + 100};
+  const typename Optimizer::Memory own;
+  const auto states = [&](float* first, float* second) {
+    return so::StateBuffers{{"exp_avg", first}, {"exp_avg_sq", second}};
+  };
+
+  CHECK(refusal(adamw, good, states(at + 200, at + 291)) == "");  // one behind the other
+  CHECK(refusal(adamw, good, states(at + 200, at + 200)).find("state 'exp_avg") != std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 200, at + 290))
+            .find("state 'exp_avg' and state 'exp_avg_sq' overlap") != std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 69, at + 300)).find("parameter 'b'") != std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 300, at + 170)).find("gradient of 'b' and state 'exp_avg_sq'") !=
+        std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 300, at + 65)).find("parameter 'still'") != std::string::npos);
+  CHECK(refusal(adamw, good,
+                so::StateBuffers{{"exp_avg", at + 200}, {"exp_avg", at + 300}, {"exp_avg_sq", at + 400}})
+            .find("names 'exp_avg' twice") != std::string::npos);
+
+  CHECK(refusal(sgd, so::FlatBuffers<float, float>{at, at + 1}, own).find("overlap") != std::string::npos);
+  CHECK(refusal(sgd, so::FlatBuffers<float, float>{at, at}, own).find("parameter 'a'") != std::string::npos);
+  CHECK(refusal(sgd, so::FlatBuffers<float, float>{at + 99, at}, own)
+            .find("gradient of 'b' and parameter 'a'") != std::string::npos);
+  CHECK(refusal(sgd, so::FlatBuffers<float, float>{at, at + 60}, own).find("parameter 'still'") !=
+        std::string::npos);
+
+  const auto plan = Sgd::plan(table, {}, {});
+  alignas(256) static std::array<std::byte, 1 << 18> room;
+  REQUIRE(plan.device_bytes + plan.pinned_bytes <= static_cast<std::int64_t>(room.size()));
+  CHECK(refusal(sgd, good, so::Arena{room.data(), room.data() + plan.device_bytes}) == "");
+  CHECK(refusal(sgd, good, so::Arena{room.data(), room.data()}).find("Arena.") != std::string::npos);
+  CHECK(refusal(sgd, good, so::Arena{room.data(), room.data() + plan.device_bytes - 256})
+            .find("Arena.device and Arena.pinned overlap") != std::string::npos);
+  CHECK(refusal(sgd, good, so::Arena{at, room.data()}).find("Arena.device") != std::string::npos);
+  CHECK(refusal(sgd, good, so::Arena{room.data(), at}).find("Arena.pinned") != std::string::npos);
+  for (int k = 0; k < 100; ++k) REQUIRE(values[static_cast<std::size_t>(k)] == 1.0f);
 }
 
 TEST_CASE("A group that was set up without state cannot get momentum later", "[laws][law9][host]") {
@@ -282,11 +341,11 @@ Seen break_in_step_three(HostThreads comm, const std::string& operation, int cal
   }
   auto& optimizer = engine.optimizer;
   const std::vector<std::function<void()>> calls = {
-      [&] { optimizer.step({}, {}); },       [&] { optimizer.gradient_ready(so::ParameterId{0}, {}); },
-      [&] { optimizer.reduce({}, {}); },     [&] { optimizer.apply({}, {}); },
-      [&] { optimizer.discard({}); },        [&] { optimizer.wait_parameters(so::Host::Stream{}); },
-      [&] { optimizer.zero_gradients({}); }, [&] { optimizer.set_rule("default", {}, {}); },
-      [&] { optimizer.verify_parameters(); }};
+      [&] { optimizer.step({}, {}); },         [&] { optimizer.gradient_ready(so::ParameterId{0}, {}); },
+      [&] { optimizer.reduce({}, {}); },       [&] { optimizer.apply({}, {}); },
+      [&] { optimizer.discard({}); },          [&] { optimizer.wait_parameters(so::Host::Stream{}); },
+      [&] { optimizer.zero_gradients({}); },   [&] { optimizer.set_rule("default", {}, {}); },
+      [&] { optimizer.verify_parameters({}); }};
   for (const auto& each : calls) seen.later.push_back(message_of(each));
   if (engine.parameters != parameters) seen.unchanged += "parameters ";
   if (engine.state("exp_avg") != first_moment) seen.unchanged += "state ";
@@ -347,10 +406,22 @@ TEST_CASE("An observer that throws in the middle of a step breaks the optimizer 
     Engine<Optimizer> engine(table_of_sizes({600}), {.sharding = {.bucket_bytes = 1}, .observer = &thrower},
                              std::move(comm), 1.0);
     thrower.armed = true;
-    const std::string first = message_of<so::Error>([&] { engine.step(); });
-    return first + (message_of<so::Error>([&] { engine.step(); }) == first ? "" : " DIFFERENT");
+    std::string first;
+    try {
+      engine.step();
+    } catch (const so::Error& error) {
+      first = error.what();
+      try {
+        std::rethrow_if_nested(error);
+      } catch (const int original) {
+        first += ", nested: " + std::to_string(original);
+      }
+    }
+    const std::string again = message_of<so::Error>([&] { engine.step(); });
+    return first + (first.find(again) == 0 ? "" : " DIFFERENT");
   });
   CHECK(messages[0].find("iteration 1, in reduce: the reduction of bucket 0") != std::string::npos);
+  CHECK(messages[0].find(", nested: 42") != std::string::npos);
   CHECK(messages[0].find("DIFFERENT") == std::string::npos);
 }
 
@@ -361,7 +432,9 @@ TEST_CASE("A ticket says when its optimizer is gone and when it is too old", "[l
     {
       Engine<Optimizer> engine(table_of_sizes({6}), {}, std::move(comm), 1.0);
       first = engine.optimizer.step({}, {});
-      for (int k = 0; k < 64; ++k) engine.step();
+      for (int k = 0; k < 63; ++k) engine.step();
+      static_cast<void>(first->get());
+      engine.step();
       too_old = message_of<so::Error>([&] { static_cast<void>(first->get()); });
       first = engine.optimizer.step({}, {});
     }

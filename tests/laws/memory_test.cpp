@@ -94,7 +94,7 @@ TEMPLATE_LIST_TEST_CASE("What is allocated is what was planned, byte for byte, a
       engine.step();
     }
     engine.optimizer.zero_gradients({});
-    engine.optimizer.verify_parameters();
+    engine.optimizer.verify_parameters({});
     result.allocated_by_steps = allocations().aligned_bytes - before;
     if (told.before == told.after && !told.before.empty()) result.told = told.before.front();
     result.tellings = told.before.size();

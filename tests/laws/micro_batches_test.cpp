@@ -34,7 +34,7 @@ std::vector<double> trained(int world, std::uint64_t batches, Sharding sharding)
       }
       engine.step({.lr_factor = 1.0f / static_cast<float>(step + 1), .gradient_scale = 1.0f / 16});
     }
-    engine.optimizer.verify_parameters();
+    engine.optimizer.verify_parameters({});
     return engine.values();
   });
   REQUIRE(all_same(parameters));

@@ -4,6 +4,7 @@
 /// @file
 /// What an engine would bring to the code in the documentation.
 
+#include <shardopt/checkpoint.hpp>
 #include <shardopt/shardopt.hpp>
 
 #include <algorithm>
@@ -37,6 +38,10 @@ struct Model {
 };
 float schedule(int step);
 #endif
+
+void train_step(int iteration);
+std::string sampler_state();
+void restore_sampler(const std::string& state);
 
 namespace engine {
 

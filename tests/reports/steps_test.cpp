@@ -310,7 +310,7 @@ TEMPLATE_TEST_CASE("Replicas stay equal in every parameter, whatever kind it is"
       engine.set_gradients(
           [&](std::int64_t i) { return static_cast<double>(noise(51, step, rank, i) % 100) / 50 - 1; });
       if (step > 0) engine.step();
-      engine.optimizer.verify_parameters();
+      engine.optimizer.verify_parameters({});
       std::uint64_t hash = 0;
       for (const Param p : engine.parameters) hash = noise(hash, bits_of(p));
       mine.push_back(hash);

@@ -68,23 +68,32 @@ struct PlainRule<so::BasicAdam<style, amsgrad>> {
 
 template <>
 struct PlainRule<so::SGD> {
-  static float update(const so::SGD& rule, double lr_factor, std::int64_t t, float param, float grad,
+  static float update(const so::SGD& rule, double lr_factor, std::int64_t, float param, float grad,
                       float* state) {
     const auto momentum = static_cast<float>(rule.momentum);
-    const bool first = t == 1 || rule.momentum == 0;
+    const auto negative_lr = static_cast<float>(-(rule.lr * lr_factor));
     const float g = std::fma(static_cast<float>(rule.weight_decay), param, rule.maximize ? -grad : grad);
-    const float taken = (first ? 1.0f : static_cast<float>(1 - rule.dampening)) * g;
-    state[0] = std::fma(first ? 0.0f : momentum, state[0], taken);
+    if (rule.momentum == 0) return std::fma(negative_lr, g, param);
+    const float taken = (is_unset(state[0]) ? 1.0f : static_cast<float>(1 - rule.dampening)) * g;
+    state[0] = std::fma(momentum, state[0], taken);
+    if (state[0] == 0) state[0] = -0.0f;
     const float direction = rule.nesterov ? std::fma(momentum, state[0], g) : state[0];
-    return std::fma(static_cast<float>(-(rule.lr * lr_factor)), direction, param);
+    return std::fma(negative_lr, direction, param);
   }
 
-  static double update(const so::SGD& rule, double lr_factor, std::int64_t t, double param, double grad,
+  static double update(const so::SGD& rule, double lr_factor, std::int64_t, double param, double grad,
                        double* state) {
     const double g = (rule.maximize ? -grad : grad) + rule.weight_decay * param;
-    const bool first = t == 1 || rule.momentum == 0;
-    state[0] = first ? g : rule.momentum * state[0] + (1 - rule.dampening) * g;
+    if (rule.momentum == 0) return param - rule.lr * lr_factor * g;
+    state[0] = is_unset(state[0]) ? g : rule.momentum * state[0] + (1 - rule.dampening) * g;
+    if (state[0] == 0) state[0] = -0.0;
     return param - rule.lr * lr_factor * (rule.nesterov ? g + rule.momentum * state[0] : state[0]);
+  }
+
+  /// +0: no buffer yet.
+  template <class Number>
+  static bool is_unset(Number buffer) {
+    return buffer == 0 && !std::signbit(buffer);
   }
 };
 

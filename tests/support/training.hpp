@@ -312,16 +312,19 @@ class Trainee : RankState<typename World::Memory, Rule, Precision> {
   so::StepTicket take(std::size_t step) {
     for (const auto& ids : this->announcements(step)) optimizer_->gradient_ready(ids, this->stream_);
     const StepPlan& plan = this->work_.steps[step];
-    const so::StepOptions options{.lr_factor = plan.lr_factor, .gradient_scale = plan.gradient_scale};
+    const so::StepOptions sums{.gradient_scale = plan.gradient_scale};
     if (plan.kind == Kind::discarded) {
-      optimizer_->reduce(options, this->stream_);
+      optimizer_->reduce(sums, this->stream_);
       return optimizer_->discard(this->stream_);
     }
-    if (step % 5 != 3) return optimizer_->step(options, this->stream_);
-    const so::StepResult early = optimizer_->reduce(options, this->stream_).get();
+    if (step % 5 != 3) {
+      return optimizer_->step({.lr_factor = plan.lr_factor, .gradient_scale = plan.gradient_scale},
+                              this->stream_);
+    }
+    const so::StepResult early = optimizer_->reduce(sums, this->stream_).get();
     if (early.norm != this->plain_.steps[step].norm && !early.skipped)
       this->complain(step, "reduce() measured another norm");
-    return optimizer_->apply(options, this->stream_);
+    return optimizer_->apply({.lr_factor = plan.lr_factor}, this->stream_);
   }
 
   std::optional<Optimizer> optimizer_;

@@ -27,7 +27,7 @@ namespace shardopt::inline v0::checkpoint {
 /// memory; a thread writes them. One object a rank, one save at a time.
 ///
 /// A save that has failed shows at the next call, on every rank. Takes host memory of the size of this rank's
-/// file until it is written, and 8 MiB of page-locked memory while it is copied.
+/// file until it is written, and 8 MiB of page-locked memory at the first save, which the optimizer keeps.
 class AsyncSaver {
  public:
   AsyncSaver() = default;
@@ -92,7 +92,8 @@ class AsyncSaver {
       std::int64_t bytes = 0;
       for (const auto& run : runs) bytes += run.range.size() * static_cast<std::int64_t>(sizeof(float));
       snapshot = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
-      detail::DeviceReader<typename Optimizer::Device> reader(optimizer.device());
+      detail::DeviceReader<typename Optimizer::Device> reader(optimizer.device(),
+                                                              optimizer.transfer_memory());
       reader.read(runs, stream, [&](std::span<const std::byte> chunk) {
         std::memcpy(snapshot.get() + taken, chunk.data(), chunk.size());
         taken += chunk.size();

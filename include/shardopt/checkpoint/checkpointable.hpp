@@ -25,6 +25,7 @@ concept Checkpointable = requires(Optimizer& optimizer, const Optimizer& view,
   view.config().groups;
   view.config().sharding;
   view.device();
+  optimizer.transfer_memory();
   view.states();
   view.owned_states();
   view.counters(stream);

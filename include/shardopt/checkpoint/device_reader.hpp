@@ -10,25 +10,18 @@
 
 namespace shardopt::inline v0::checkpoint::detail {
 
-/// Reads device memory through two page-locked buffers: one is filled while the other is used.
+/// Reads device memory through the two halves of page-locked memory: one is filled while the other is used.
 template <class Device>
 class DeviceReader {
  public:
-  /// Bytes of page-locked memory for the time of the reading.
-  static constexpr std::int64_t pinned_bytes = std::int64_t{8} << 20;
-
-  explicit DeviceReader(const Device& device)
-      : device_(device), memory_(static_cast<std::byte*>(device.allocate_pinned(pinned_bytes))) {
-    for (auto& chunk : chunks_) {
-      try {
-        chunk.filled = device.make_event();
-      } catch (...) {
-        device_.deallocate_pinned(memory_);
-        throw;
-      }
+  /// @param memory  page-locked, and not given back before every rank is done: CUDA may then wait for other
+  /// ranks' GPUs
+  DeviceReader(const Device& device, std::span<std::byte> memory)
+      : device_(device), chunk_bytes_(static_cast<std::int64_t>(memory.size() / 2)) {
+    for (std::size_t k = 0; k < chunks_.size(); ++k) {
+      chunks_[k].memory = memory.data() + k * static_cast<std::size_t>(chunk_bytes_);
+      chunks_[k].filled = device.make_event();
     }
-    chunks_[0].memory = memory_;
-    chunks_[1].memory = memory_ + chunk_bytes;
   }
   DeviceReader(const DeviceReader&) = delete;
   DeviceReader& operator=(const DeviceReader&) = delete;
@@ -36,7 +29,6 @@ class DeviceReader {
     for (auto& chunk : chunks_) {
       if (chunk.bytes > 0) device_.finish(chunk.filled);  // a copy into it may still run
     }
-    device_.deallocate_pinned(memory_);
   }
 
   /// Hands the bytes of all runs to `sink(std::span<const std::byte>)`, in order. Waits for what `stream`
@@ -49,12 +41,12 @@ class DeviceReader {
       std::int64_t left = run.range.size() * static_cast<std::int64_t>(sizeof(*run.data));
       while (left > 0) {
         Chunk& chunk = chunks_[filling];
-        const std::int64_t bytes = (std::min)(left, chunk_bytes - chunk.bytes);
+        const std::int64_t bytes = (std::min)(left, chunk_bytes_ - chunk.bytes);
         device_.copy(chunk.memory + chunk.bytes, from, bytes, stream);
         chunk.bytes += bytes;
         from += bytes;
         left -= bytes;
-        if (chunk.bytes < chunk_bytes) continue;
+        if (chunk.bytes < chunk_bytes_) continue;
         device_.record(chunk.filled, stream);
         filling = 1 - filling;
         hand_over(chunks_[filling], sink);
@@ -66,8 +58,6 @@ class DeviceReader {
   }
 
  private:
-  static constexpr std::int64_t chunk_bytes = pinned_bytes / 2;
-
   struct Chunk {
     std::byte* memory = nullptr;
     std::int64_t bytes = 0;
@@ -83,7 +73,7 @@ class DeviceReader {
   }
 
   Device device_;
-  std::byte* memory_;
+  std::int64_t chunk_bytes_;
   std::array<Chunk, 2> chunks_ = {};
 };
 

@@ -17,11 +17,11 @@ namespace shardopt::inline v0::checkpoint::detail {
 /// What somebody wants of a checkpoint: ranges of elements of states of parameters, and where they go.
 class WantedStates {
  public:
-  /// Wants elements of a state. @param state, parameter  indices in the manifest
+  /// Wants elements of a state, each once. @param state, parameter  indices in the manifest
   /// @param target, target_offset  where the first of them goes; bytes
   void add(std::size_t state, std::int64_t parameter, Range range, std::size_t target,
            std::int64_t target_offset) {
-    wanted_[{state, parameter}].push_back({range, target, target_offset});
+    wanted_[{state, parameter}].emplace(range.end, Wanted{range, target, target_offset});
   }
 
   /// What a file has of it, by ascending offset.
@@ -46,14 +46,17 @@ class WantedStates {
     std::size_t target;
     std::int64_t target_offset;
   };
+  /// By where they end, which is also the order of where they begin.
+  using Wanteds = std::multimap<std::int64_t, Wanted>;
 
-  static void append(const std::vector<Wanted>& wanted, Range piece, std::int64_t offset,
+  static void append(const Wanteds& wanted, Range piece, std::int64_t offset,
                      std::vector<Extract>& extracts) {
     constexpr std::int64_t size = sizeof(float);
-    for (const Wanted& w : wanted) {
+    for (auto next = wanted.upper_bound(piece.begin); next != wanted.end(); ++next) {
+      const Wanted& w = next->second;
       const std::int64_t begin = (std::max)(w.range.begin, piece.begin);
       const std::int64_t end = (std::min)(w.range.end, piece.end);
-      if (begin >= end) continue;
+      if (begin >= end) break;
       extracts.push_back({.offset = offset + (begin - piece.begin) * size,
                           .bytes = (end - begin) * size,
                           .target = w.target,
@@ -61,7 +64,7 @@ class WantedStates {
     }
   }
 
-  std::map<std::pair<std::size_t, std::int64_t>, std::vector<Wanted>> wanted_;
+  std::map<std::pair<std::size_t, std::int64_t>, Wanteds> wanted_;
 };
 
 }  // namespace shardopt::inline v0::checkpoint::detail

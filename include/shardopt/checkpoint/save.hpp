@@ -118,11 +118,11 @@ template <Checkpointable Optimizer>
 /// Cut at any instant, the directory holds the complete generations it held before, or the new one too. The
 /// directory must be on a file system that all ranks share.
 ///
-/// Collective; waits. Takes 8 MiB of page-locked memory for its time.
+/// Collective; waits. Takes 8 MiB of page-locked memory at the first save, beyond the MemoryPlan,
+/// which the optimizer keeps.
 /// @param stream  the last step was made on
 /// @throws CheckpointError on every rank, naming the ranks that failed: disk full, no permission, ranks that
 /// disagree; complete generations stay as they were
-/// @throws std::invalid_argument, std::logic_error in their place where there is one rank
 template <Checkpointable Optimizer>
 SaveReport save(Optimizer& optimizer, const std::filesystem::path& directory, const SaveOptions& options,
                 typename Optimizer::Stream stream) {
@@ -131,7 +131,8 @@ SaveReport save(Optimizer& optimizer, const std::filesystem::path& directory, co
   try {
     detail::collectively(optimizer, save.failed(), [&] {
       report.bytes = save.write([&](const auto& sink) {
-        detail::DeviceReader<typename Optimizer::Device> reader(optimizer.device());
+        detail::DeviceReader<typename Optimizer::Device> reader(optimizer.device(),
+                                                                optimizer.transfer_memory());
         reader.read(optimizer.owned_states(), stream, sink);
       });
     });

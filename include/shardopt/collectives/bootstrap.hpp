@@ -19,8 +19,10 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -49,10 +51,26 @@ class Socket {
 
   /// Whether the socket is ready before `end`.
   [[nodiscard]] bool wait(short events, BootstrapClock::time_point end) const noexcept {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(end - BootstrapClock::now()).count();
-    pollfd entry{descriptor_, events, 0};
-    return left > 0 && ::poll(&entry, 1, static_cast<int>((std::min)(left, decltype(left){1 << 30}))) > 0;
+    for (;;) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(end - BootstrapClock::now()).count();
+      if (left <= 0) return false;
+      pollfd entry{descriptor_, events, 0};
+      const int ready = ::poll(&entry, 1, static_cast<int>((std::min)(left, decltype(left){1 << 30})));
+      if (ready > 0) return true;
+      if (ready < 0 && errno != EINTR) return false;  // a signal ends no wait
+    }
+  }
+
+  /// Whether the socket, which does not block, is connected before `end`.
+  [[nodiscard]] bool connect(const sockaddr* address, socklen_t size,
+                             BootstrapClock::time_point end) const noexcept {
+    if (::connect(descriptor_, address, size) == 0) return true;
+    if (errno != EINPROGRESS && errno != EINTR) return false;
+    int error = 0;
+    socklen_t error_size = sizeof error;
+    return wait(POLLOUT, end) && ::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &error, &error_size) == 0 &&
+           error == 0;
   }
 
   [[nodiscard]] bool send_all(std::span<const std::byte> bytes,
@@ -60,6 +78,7 @@ class Socket {
     while (!bytes.empty()) {
       if (!wait(POLLOUT, end)) return false;
       const ssize_t sent = ::send(descriptor_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent < 0 && would_block()) continue;
       if (sent <= 0) return false;
       bytes = bytes.subspan(static_cast<std::size_t>(sent));
     }
@@ -70,6 +89,7 @@ class Socket {
     while (!bytes.empty()) {
       if (!wait(POLLIN, end)) return false;
       const ssize_t got = ::recv(descriptor_, bytes.data(), bytes.size(), 0);
+      if (got < 0 && would_block()) continue;
       if (got <= 0) return false;
       bytes = bytes.subspan(static_cast<std::size_t>(got));
     }
@@ -77,6 +97,11 @@ class Socket {
   }
 
  private:
+  /// Whether the last call has failed only because nothing could be done at once.
+  [[nodiscard]] static bool would_block() noexcept {
+    return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+  }
+
   int descriptor_;
 };
 
@@ -109,7 +134,7 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
   std::string reason = "no address";
   const Addresses addresses = resolve(nullptr, port, AI_PASSIVE);
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
     const int yes = 1;
     const int no = 0;
     if (!socket.valid()) continue;
@@ -138,7 +163,7 @@ inline void hand_out(const ProcessPlace& place, std::uint64_t job, std::span<con
       throw CollectiveError("shardopt: rank 0 waits at port " + std::to_string(place.port) +
                             " in vain for rank " + missing);
     }
-    const Socket peer(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const Socket peer(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     Greeting greeting{};
     // A stranger must not hold up the others: it has a second to say who it is.
     const auto soon = (std::min)(end, BootstrapClock::now() + std::chrono::seconds(1));
@@ -161,8 +186,9 @@ inline void hand_out(const ProcessPlace& place, std::uint64_t job, std::span<con
                                      BootstrapClock::time_point end) {
   const Addresses addresses = resolve(place.address.c_str(), place.port, 0);
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-    const Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    if (!socket.valid() || ::connect(socket.get(), a->ai_addr, a->ai_addrlen) != 0) continue;
+    const Socket socket(
+        ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
+    if (!socket.valid() || !socket.connect(a->ai_addr, a->ai_addrlen, end)) continue;
     const Greeting greeting{.job = job, .world = place.world, .rank = place.rank};
     if (socket.send_all(std::as_bytes(std::span(&greeting, 1)), end) && socket.receive_all(bytes, end))
       return true;
@@ -179,7 +205,9 @@ inline void hand_out(const ProcessPlace& place, std::uint64_t job, std::span<con
 /// address or port does not work
 inline void share_from_rank_0(const ProcessPlace& place, std::span<std::byte> bytes,
                               std::chrono::milliseconds deadline, std::uint64_t job = 0) {
-  const auto end = detail::BootstrapClock::now() + deadline;
+  // A hundred years: what is longer cannot be added to a time point.
+  const auto end = detail::BootstrapClock::now() +
+                   (std::min<std::chrono::milliseconds>)(deadline, std::chrono::hours(876000));
   if (place.world == 1) return;
   if (place.rank == 0) return detail::hand_out(place, job, bytes, end);
   if (place.address.empty()) {

@@ -63,12 +63,23 @@ struct BlockLayout {
 /// elements. A move-only owner, or a view of what the engine owns.
 ///  - `reduce_scatter`: afterwards block `rank()` of `base` holds the sum over ranks, rounded once where the
 ///  order is
-///    `ordered`; the other blocks are unspecified where `preserves_other_blocks` is not stated. `workspace`
-///    has `workspace_bytes` bytes: a pure function, so that memory can be planned without a device.
+///    `ordered`; the other blocks are unspecified. `workspace` has `workspace_bytes` bytes: a pure function,
+///    so that memory can be planned without a device.
 ///  - `all_gather`: block r of `base` becomes rank r's on every rank.
 ///  - `all_reduce`: sums of 64-bit integers, exact, modulo 2^64.
 ///  - `exchange`: host bytes of every rank to every rank; waits. `scratch` has world · bytes bytes of device
 ///  memory.
+///
+/// A model may have more, which is used where it is there:
+///  - `static constexpr bool capturable`: false if calls cannot be part of a CUDA graph. Then captures are
+///    refused before anything is enqueued.
+///  - `label(text)`: what the next calls belong to, for reports; takes a std::string, or whatever converts to
+///    one.
+///  - `abort(std::string_view)`: this rank goes no further; the others must not wait for it.
+///  - `throw_if_failed()`: throws if the collective has failed already. Called before a call has effects.
+///  - `waiter()`: a std::function that waits on the host for an event of the device, and throws if the
+///    collective fails meanwhile; may outlive the model.
+///  - `stuck()`: whether work on the device may wait for a lost peer for ever. Memory is then not freed.
 template <class Model>
 concept Collective = std::movable<Model> &&
     requires(Model comm, const Model view, void* base, BlockLayout blocks, Dtype type, Reduction reduction,

@@ -4,13 +4,20 @@
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/collectives/nccl_error.cuh>
 #include <shardopt/collectives/nccl_handle.cuh>
+#include <shardopt/collectives/nccl_options.hpp>
 #include <shardopt/core/digest.hpp>
+#include <shardopt/core/dtype.hpp>
+#include <shardopt/core/error.hpp>
+#include <shardopt/core/range.hpp>
 #include <shardopt/devices/cuda.cuh>
 #include <shardopt/devices/cuda_choice.cuh>
 
+#include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <array>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,6 +27,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,7 +36,8 @@ namespace shardopt::inline v0 {
 /// Ranks are GPUs that talk by NCCL, one a GPU, in one process or many.
 ///
 /// NCCL is called only inside the library's own calls, on the stream given here, in program order: the engine
-/// may use the same communicator between them. Equal blocks are sent by reduce-scatter and all-gather in
+/// may use the same communicator between them (within a step, see ZeroOptimizer::gradient_ready). Equal
+/// blocks are sent by reduce-scatter and all-gather in
 /// place, others by one group of reductions or broadcasts. `ordered` reductions send each slice to its owner
 /// (the same bytes) and add there.
 class Nccl {
@@ -39,13 +48,14 @@ class Nccl {
   static constexpr std::string_view name = "nccl";
 
   /// The engine's communicator, used on the engine's stream; both must outlive this. The communicator's
-  /// device may differ from the current one. @throws NcclError if the communicator is not usable
+  /// device may differ from the current one. May be borrowed several times, with options of each user's own;
+  /// an abort by one is a failure for all. @throws NcclError if the communicator is not usable
   [[nodiscard]] static Nccl borrow(ncclComm_t comm, cudaStream_t stream, const NcclOptions& options = {}) {
     return Nccl(comm, stream, false, options);
   }
 
   /// A communicator of its own on the current device. Collective; waits for the other ranks, at most for
-  /// `options.deadline` if there is one.
+  /// `options.deadline` if there is one; with one, the communicator does not block (see native()).
   /// @param id  the same on all ranks, from ncclGetUniqueId on one of them
   /// @throws std::invalid_argument for a rank outside the world; NcclError, or with a deadline
   /// CollectiveError, if the ranks cannot join: two use one GPU, or not all have come in time
@@ -77,30 +87,40 @@ class Nccl {
 
   /// Gives the communicator up: what waits for a peer ends, every later call throws. From any thread; again
   /// has no effect. Aborts a borrowed communicator only if NcclOptions::abort_borrowed says so.
-  void abort(std::string_view reason) noexcept { handle_->fail("aborted: " + std::string(reason)); }
+  void abort(std::string_view reason) noexcept {
+    if (handle_) handle_->fail("aborted: ", reason);
+  }
 
   /// @throws CollectiveError if the communicator has failed or was aborted
   void throw_if_failed() const { handle_->throw_if_failed(); }
 
   /// Whether work may wait for a lost peer for ever: the communicator has failed and may not be aborted.
-  [[nodiscard]] bool stuck() const noexcept { return handle_->stuck(); }
+  [[nodiscard]] bool stuck() const noexcept { return handle_ && handle_->stuck(); }
 
   /// What the next calls belong to, for reports of failures.
-  void label(std::string text) { handle_->label(std::move(text)); }
+  template <class Text>
+  requires std::convertible_to<const Text&, std::string>
+  void label(const Text& text) {
+    if (handle_->watched()) handle_->label(text);
+  }
 
   /// Waits for events on the host, and gives up if the communicator fails meanwhile; may outlive this.
   [[nodiscard]] std::function<void(const Cuda::Event&)> waiter() const {
     return [handle = handle_](const Cuda::Event& event) { handle->wait(event); };
   }
 
-  /// For debugging: from now on every call first compares operation, type, count, root and blocks with the
-  /// other ranks', and waits for that. Where they differ every rank gets a CollectiveError that names both,
-  /// instead of a hang or wrong sums. Costs a small all-gather and a wait a call, and world · 64 bytes of
-  /// device memory that no MemoryPlan counts.
+  /// For debugging: from now on every call but exchange() first compares operation, type, count, root and
+  /// blocks with the other ranks', and waits for that. Where they differ every rank gets a CollectiveError
+  /// that names both, instead of a hang or wrong sums. All ranks must ask for it, or they hang; as calls wait
+  /// on the host, they cannot be captured. Costs a small all-gather and a wait a call, and world · 64 bytes
+  /// of device memory that no MemoryPlan counts.
   [[nodiscard]] Nccl verifying_calls() && {
     if (signatures_ == nullptr) {
       signatures_ = {device_.allocate(world_ * static_cast<std::int64_t>(sizeof(Signature))),
-                     [device = device_](void* memory) { device.deallocate(memory); }};
+                     [device = device_, handle = handle_](void* memory) {
+                       // To free it would wait for the device, for ever where a kernel waits for a lost peer.
+                       if (!handle->stuck()) device.deallocate(memory);
+                     }};
     }
     return std::move(*this);
   }
@@ -113,11 +133,16 @@ class Nccl {
   [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
   /// The device of this rank.
   [[nodiscard]] const Cuda& device() const noexcept { return device_; }
-  /// The communicator itself.
-  [[nodiscard]] ncclComm_t native() const noexcept { return comm_; }
+  /// The communicator itself; null once it was aborted. One that create() made with a deadline does not
+  /// block: the engine's own calls with it may return ncclInProgress, and are then to be waited for by
+  /// ncclCommGetAsyncError.
+  [[nodiscard]] ncclComm_t native() const noexcept { return handle_->native(); }
 
   /// Whether gradients of that type can be reduced so.
-  [[nodiscard]] static bool supports(Reduction, Dtype) noexcept { return true; }
+  [[nodiscard]] static bool supports(Reduction reduction, Dtype type) noexcept {
+    return reduction != Reduction::ordered || type == Dtype::fp32 || type == Dtype::bf16 ||
+           type == Dtype::fp16;
+  }
   /// 16-bit gradients are summed in fp32, in order; fp32 ones by NCCL.
   [[nodiscard]] static Reduction automatic_reduction(Dtype type) noexcept {
     return type == Dtype::fp32 ? Reduction::native : Reduction::ordered;
@@ -130,7 +155,12 @@ class Nccl {
   }
 
   /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
+  /// @throws std::invalid_argument for a reduction that is automatic or not supported; nothing was sent
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction reduction, void* workspace) {
+    if (reduction == Reduction::automatic || !supports(reduction, type)) {
+      throw std::invalid_argument("shardopt: nccl has no " + std::string(name_of(reduction)) +
+                                  " reduction of " + std::string(name_of(type)));
+    }
     verify({.operation = operation_reduce_scatter,
             .type = type,
             .count = blocks.elements(),
@@ -140,14 +170,14 @@ class Nccl {
     if (blocks.uniform()) {
       const Range own = blocks.block(rank_);
       enqueue("ncclReduceScatter", [&](ncclComm_t comm) {
-        return ncclReduceScatter(base, at(base, own.begin, type), size(own), native(type), ncclSum, comm,
+        return ncclReduceScatter(base, at(base, own.begin, type), size(own), nccl_type(type), ncclSum, comm,
                                  stream_);
       });
       return;
     }
     enqueue_blocks("ncclReduce", base, blocks, type,
                    [&](void* data, std::size_t count, int root, ncclComm_t comm) {
-                     return ncclReduce(data, root == rank_ ? data : nullptr, count, native(type), ncclSum,
+                     return ncclReduce(data, root == rank_ ? data : nullptr, count, nccl_type(type), ncclSum,
                                        root, comm, stream_);
                    });
   }
@@ -162,13 +192,13 @@ class Nccl {
     if (blocks.uniform()) {
       const Range own = blocks.block(rank_);
       enqueue("ncclAllGather", [&](ncclComm_t comm) {
-        return ncclAllGather(at(base, own.begin, type), base, size(own), native(type), comm, stream_);
+        return ncclAllGather(at(base, own.begin, type), base, size(own), nccl_type(type), comm, stream_);
       });
       return;
     }
     enqueue_blocks("ncclBroadcast", base, blocks, type,
                    [&](void* data, std::size_t count, int root, ncclComm_t comm) {
-                     return ncclBroadcast(data, data, count, native(type), root, comm, stream_);
+                     return ncclBroadcast(data, data, count, nccl_type(type), root, comm, stream_);
                    });
   }
 
@@ -213,26 +243,30 @@ class Nccl {
   static constexpr std::int32_t operation_all_reduce = 3;
   static constexpr std::int32_t operation_broadcast = 4;
 
-  /// What ranks must agree on in a call.
-  struct alignas(64) Signature {
+  /// What ranks must agree on in a call. Has no padding: its bytes travel.
+  struct Signature {
     std::int32_t operation = 0;
     Dtype type = Dtype::uint8;
+    std::array<std::uint8_t, 4 - sizeof(Dtype)> unused = {};
     std::int64_t count = 0;
-    std::int32_t root = 0;
+    std::int64_t root = 0;
     std::uint64_t layout = 0;
+    std::array<std::uint64_t, 4> room = {};
 
     bool operator==(const Signature&) const = default;
 
     [[nodiscard]] std::string text() const {
-      constexpr const char* names[] = {"?", "reduce_scatter", "all_gather", "all_reduce", "broadcast"};
-      return std::string(names[operation]) + " of " + std::to_string(count) + " " +
-             std::string(name_of(type)) + " (root " + std::to_string(root) + ", layout " +
+      constexpr std::array<const char*, 5> names = {"?", "reduce_scatter", "all_gather", "all_reduce",
+                                                    "broadcast"};
+      const auto index = static_cast<std::size_t>(operation);  // as another rank has sent it
+      return std::string(index < names.size() ? names[index] : names[0]) + " of " + std::to_string(count) +
+             " " + std::string(name_of(type)) + " (root " + std::to_string(root) + ", layout " +
              std::to_string(layout % 10000) + ")";
     }
   };
+  static_assert(sizeof(Signature) == 64 && std::has_unique_object_representations_v<Signature>);
 
-  Nccl(ncclComm_t comm, cudaStream_t stream, bool owns, const NcclOptions& options)
-      : comm_(comm), stream_(stream) {
+  Nccl(ncclComm_t comm, cudaStream_t stream, bool owns, const NcclOptions& options) : stream_(stream) {
     int ordinal = 0;
     try {
       shardopt::throw_if_failed(ncclCommUserRank(comm, &rank_), "ncclCommUserRank", comm);
@@ -274,11 +308,11 @@ class Nccl {
       if (ncclCommGetAsyncError(comm, &status) != ncclSuccess) status = ncclInternalError;
     }
     if (status == ncclSuccess) return comm;
-    const std::string reason = status == ncclInProgress
-                                   ? "not all " + std::to_string(world) + " ranks have come within " +
-                                         std::to_string(deadline.count()) + " ms"
-                                   : std::string("NCCL reports: ") + ncclGetErrorString(status) + " (" +
-                                         ncclGetLastError(comm) + ")";
+    const std::string reason =
+        status == ncclInProgress
+            ? "not all " + std::to_string(world) + " ranks have come within " +
+                  std::to_string(deadline.count()) + " ms"
+            : std::string("NCCL reports: ") + ncclGetErrorString(status) + detail::text_of_last(comm);
     if (comm != nullptr) static_cast<void>(ncclCommAbort(comm));
     throw CollectiveError("shardopt: " + attempt(rank, world) + " cannot join: " + reason + advice(reason));
   }
@@ -287,7 +321,7 @@ class Nccl {
   template <class Body>
   void enqueue(const char* call, const Body& body) {
     const CudaDeviceGuard guard(device_.ordinal());
-    handle_->settle(body(handle_->get()), call);
+    handle_->settle(handle_->call(body), call);
     handle_->track(stream_);
   }
 
@@ -297,7 +331,8 @@ class Nccl {
     enqueue_group([&](ncclComm_t comm) {
       for (int root = 0; root < world_; ++root) {
         const Range block = blocks.block(root);
-        if (!block.empty()) require_queued(body(at(base, block.begin, type), size(block), root, comm), call);
+        if (!block.empty())
+          require_queued(body(at(base, block.begin, type), size(block), root, comm), call, comm);
       }
     });
   }
@@ -306,21 +341,23 @@ class Nccl {
   template <class Body>
   void enqueue_group(const Body& body) {
     const CudaDeviceGuard guard(device_.ordinal());
-    const ncclComm_t comm = handle_->get();
-    shardopt::throw_if_failed(ncclGroupStart(), "ncclGroupStart", comm);
-    try {
-      body(comm);
-    } catch (...) {
-      static_cast<void>(ncclGroupEnd());
-      throw;
-    }
-    handle_->settle(ncclGroupEnd(), "ncclGroupEnd");
+    const ncclResult_t status = handle_->call([&](ncclComm_t comm) {
+      shardopt::throw_if_failed(ncclGroupStart(), "ncclGroupStart", comm);
+      try {
+        body(comm);
+      } catch (...) {
+        static_cast<void>(ncclGroupEnd());
+        throw;
+      }
+      return ncclGroupEnd();
+    });
+    handle_->settle(status, "ncclGroupEnd");
     handle_->track(stream_);
   }
 
   /// Inside a group nothing has begun yet, whatever the communicator's mode.
-  void require_queued(ncclResult_t status, const char* call) const {
-    if (status != ncclInProgress) shardopt::throw_if_failed(status, call, comm_);
+  static void require_queued(ncclResult_t status, const char* call, ncclComm_t comm) {
+    if (status != ncclInProgress) shardopt::throw_if_failed(status, call, comm);
   }
 
   void reduce_scatter_ordered(void* base, BlockLayout blocks, Dtype type, void* workspace) {
@@ -332,12 +369,12 @@ class Nccl {
           const Range theirs = blocks.block(peer);
           if (!theirs.empty()) {
             require_queued(
-                ncclSend(at(base, theirs.begin, type), size(theirs), native(type), peer, comm, stream_),
-                "ncclSend");
+                ncclSend(at(base, theirs.begin, type), size(theirs), nccl_type(type), peer, comm, stream_),
+                "ncclSend", comm);
           }
           if (!own.empty()) {
             void* slot = at(workspace, (peer < rank_ ? peer : peer - 1) * own.size(), type);
-            require_queued(ncclRecv(slot, size(own), native(type), peer, comm, stream_), "ncclRecv");
+            require_queued(ncclRecv(slot, size(own), nccl_type(type), peer, comm, stream_), "ncclRecv", comm);
           }
         }
       });
@@ -347,6 +384,8 @@ class Nccl {
 
   void verify(const Signature& mine) {
     if (signatures_ == nullptr) return;
+    if (Cuda::capture_of(stream_) != 0)
+      throw std::logic_error("shardopt: verifying_calls() waits on the host and cannot be captured");
     std::vector<Signature> all(static_cast<std::size_t>(world_));
     exchange(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), signatures_.get());
     for (int rank = 1; rank < world_; ++rank) {
@@ -371,7 +410,7 @@ class Nccl {
     return static_cast<std::size_t>(range.size());
   }
 
-  [[nodiscard]] static ncclDataType_t native(Dtype type) {
+  [[nodiscard]] static ncclDataType_t nccl_type(Dtype type) {
     switch (type) {
       case Dtype::fp32:
         return ncclFloat32;
@@ -387,7 +426,6 @@ class Nccl {
     throw std::invalid_argument("shardopt: NCCL has no such type");
   }
 
-  ncclComm_t comm_;
   cudaStream_t stream_;
   int rank_ = 0;
   int world_ = 1;

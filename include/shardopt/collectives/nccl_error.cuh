@@ -9,24 +9,29 @@
 
 namespace shardopt::inline v0 {
 
+namespace detail {
+
+/// " (what NCCL said last)", if it said anything.
+[[nodiscard]] inline std::string text_of_last(ncclComm_t comm) {
+  const char* text = ncclGetLastError(comm);
+  return text != nullptr && *text != '\0' ? std::string(" (") + text + ")" : std::string();
+}
+
+}  // namespace detail
+
 /// A call of NCCL failed.
 class NcclError : public Error {
  public:
   /// Names the call, NCCL's texts for the failure, and the place.
   NcclError(ncclResult_t status, const char* call, ncclComm_t comm, Location where)
       : Error(std::string("shardopt: ") + call + " failed: " + ncclGetErrorString(status) +
-              text_of_last(comm) + ", in " + detail::text_of(where)),
+              detail::text_of_last(comm) + ", in " + detail::text_of(where)),
         status_(status) {}
 
   /// NCCL's code.
   [[nodiscard]] ncclResult_t status() const noexcept { return status_; }
 
  private:
-  static std::string text_of_last(ncclComm_t comm) {
-    const char* text = ncclGetLastError(comm);
-    return text != nullptr && *text != '\0' ? std::string(" (") + text + ")" : std::string();
-  }
-
   ncclResult_t status_;
 };
 

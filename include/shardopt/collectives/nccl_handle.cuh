@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/collectives/nccl_communicator.cuh>
 #include <shardopt/collectives/nccl_error.cuh>
+#include <shardopt/collectives/nccl_options.hpp>
 #include <shardopt/core/error.hpp>
 #include <shardopt/devices/cuda.cuh>
 
@@ -13,6 +15,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -22,28 +25,17 @@
 
 namespace shardopt::inline v0 {
 
-/// How Nccl looks after a communicator.
-struct NcclOptions {
-  /// Greater than zero: a thread watches the communicator. It reports NCCL's asynchronous errors, and
-  /// collectives that have not finished though none has for this long: choose more than the longest stretch
-  /// of the engine's own work between two collectives. Joining is bounded by it too.
-  std::chrono::milliseconds deadline{0};
-  /// Whether a borrowed communicator may be aborted when it has failed: only that ends kernels that wait for
-  /// a lost peer. One that the library made is aborted always. After an abort the engine must not use the
-  /// communicator, nor destroy it.
-  bool abort_borrowed = false;
-};
-
 namespace detail {
 
-/// A communicator with its failure: the first one stays, and every later use reports it.
+/// One user's view of a communicator, with its failure: the first one stays, and every later use reports it.
+/// Where another user has aborted the communicator, that is a failure here, too.
 ///
 /// With a deadline a thread polls NCCL and the events behind enqueued collectives.
 class NcclHandle {
  public:
   /// @param owns  whether the communicator is destroyed with this
   NcclHandle(ncclComm_t comm, bool owns, int rank, Cuda device, const NcclOptions& options)
-      : comm_(comm), owns_(owns), rank_(rank), device_(device), options_(options) {
+      : comm_(NcclCommunicator::of(comm)), owns_(owns), rank_(rank), device_(device), options_(options) {
     if (options_.deadline.count() > 0) watcher_ = std::thread([this] { watch(); });
   }
   NcclHandle(const NcclHandle&) = delete;
@@ -55,55 +47,51 @@ class NcclHandle {
     }
     changed_.notify_all();
     if (watcher_.joinable()) watcher_.join();
-    if (owns_ && !aborted_) static_cast<void>(ncclCommDestroy(comm_));
+    if (owns_) comm_->destroy();
   }
 
-  /// The communicator for a call. @throws CollectiveError if it has failed
-  [[nodiscard]] ncclComm_t get() const {
+  /// Makes calls of NCCL, by `body(communicator)`. The watching thread does not abort it meanwhile.
+  /// @throws CollectiveError if it has failed
+  template <class Body>
+  ncclResult_t call(const Body& body) const {
     throw_if_failed();
-    return comm_;
+    return comm_->call(body);
   }
+  /// The communicator itself; null once it was aborted.
+  [[nodiscard]] ncclComm_t native() const noexcept { return comm_->native(); }
   /// Whether a thread watches.
   [[nodiscard]] bool watched() const noexcept { return watcher_.joinable(); }
 
-  /// Whether it has failed and was not aborted.
+  /// Whether it has failed and will not be aborted.
   [[nodiscard]] bool stuck() const noexcept {
-    if (!failed_.load(std::memory_order_acquire)) return false;
-    const std::lock_guard lock(mutex_);
-    return !aborted_;
+    return failed_.load(std::memory_order_acquire) && !may_abort() && !comm_->gone();
   }
 
   /// @throws CollectiveError with the first failure, if there was one
   void throw_if_failed() const {
-    if (!failed_.load(std::memory_order_acquire)) return;
+    if (!failed_.load(std::memory_order_acquire)) return comm_->require_alive();
     const std::lock_guard lock(mutex_);
     throw CollectiveError(failure_);
   }
 
   /// Marks the communicator as failed, and aborts it where that is allowed. From any thread; the first call
   /// counts.
-  void fail(const std::string& what) noexcept {
+  void fail(std::string_view what, std::string_view reason = {}) noexcept {
     {
       const std::lock_guard lock(mutex_);
       if (failed_) return;
       try {
-        failure_ = "shardopt: rank " + std::to_string(rank_) + ": " + what;
+        failure_ = "shardopt: rank " + std::to_string(rank_) + ": " + std::string(what).append(reason);
       } catch (...) {
         failure_.clear();
       }
       failed_.store(true, std::memory_order_release);
-      if (!owns_ && !options_.abort_borrowed) return;
-      aborted_ = true;
     }
-    const std::lock_guard lock(comm_mutex_);
-    gone_ = true;
-    static_cast<void>(ncclCommAbort(comm_));
+    if (may_abort()) comm_->abort(failure_);  // which stays as it is from now on
   }
 
   /// What the next collectives belong to, for reports.
-  void label(std::string text) {
-    if (watched()) label_ = std::move(text);
-  }
+  void label(std::string text) { label_ = std::move(text); }
 
   /// A collective was enqueued on `stream`: watches for its end. Collectives in a capture run with each
   /// replay and are not watched.
@@ -122,11 +110,11 @@ class NcclHandle {
     while (status == ncclInProgress) {
       throw_if_failed();
       std::this_thread::sleep_for(std::chrono::microseconds(50));
-      status = asynchronous_status();
+      status = comm_->status();
     }
     if (status == ncclSuccess) return;
     throw_if_failed();
-    shardopt::throw_if_failed(status, call, comm_, where);
+    shardopt::throw_if_failed(status, call, native(), where);
   }
 
   /// Waits for an event; if the communicator fails meanwhile, gives up.
@@ -146,6 +134,8 @@ class NcclHandle {
   }
 
  private:
+  [[nodiscard]] bool may_abort() const noexcept { return owns_ || options_.abort_borrowed; }
+
   using Clock = std::chrono::steady_clock;
 
   struct Pending {
@@ -159,14 +149,6 @@ class NcclHandle {
     const cudaError_t status = cudaEventQuery(event.get());
     if (status == cudaErrorNotReady && before == cudaSuccess) static_cast<void>(cudaGetLastError());
     return status;
-  }
-
-  /// What NCCL says of the communicator; "in progress" of one that another thread has given up meanwhile.
-  [[nodiscard]] ncclResult_t asynchronous_status() const {
-    const std::lock_guard lock(comm_mutex_);
-    if (gone_) return ncclInProgress;
-    ncclResult_t status = ncclSuccess;
-    return ncclCommGetAsyncError(comm_, &status) == ncclSuccess ? status : ncclInternalError;
   }
 
   [[nodiscard]] Cuda::Event take_event() {
@@ -203,7 +185,7 @@ class NcclHandle {
   /// Drops what has finished. @return what is wrong, or nothing
   [[nodiscard]] std::string collect(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
-    const ncclResult_t status = asynchronous_status();
+    const ncclResult_t status = comm_->status();
     lock.lock();
     while (!pending_.empty() && cudaEventQuery(pending_.front().event.get()) != cudaErrorNotReady) {
       spare_.push_back(std::move(pending_.front().event));
@@ -219,7 +201,7 @@ class NcclHandle {
     return {};
   }
 
-  ncclComm_t comm_;
+  std::shared_ptr<NcclCommunicator> comm_;
   bool owns_;
   int rank_;
   Cuda device_;
@@ -228,11 +210,8 @@ class NcclHandle {
   std::condition_variable changed_;
   std::atomic<bool> failed_{false};
   std::string failure_;
-  bool aborted_ = false;
-  mutable std::mutex comm_mutex_;  ///< asking about the communicator and giving it up exclude each other
-  bool gone_ = false;              ///< under comm_mutex_: the communicator is no more
   bool stopping_ = false;
-  std::string label_ = "the start";
+  std::string label_ = "the start, to which all ranks must come at once (one host thread a rank),";
   std::deque<Pending> pending_;
   std::vector<Cuda::Event> spare_;
   Clock::time_point progress_;

@@ -4,13 +4,17 @@
 #include <shardopt/core/dtype.hpp>
 #include <shardopt/core/error.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace shardopt::inline v0::detail {
@@ -19,7 +23,8 @@ namespace shardopt::inline v0::detail {
 /// together.
 ///
 /// When ranks disagree, when one fails (`abort`), or when one leaves while others wait, every rank gets the
-/// same CollectiveError from its current and each later call: nobody waits for ever.
+/// same CollectiveError from its current and each later call: nobody waits for ever. But a rank whose memory
+/// others read is not let go before they have read it, whatever fails meanwhile.
 class Rendezvous {
  public:
   /// What a rank posts. Compared between ranks: all but the addresses.
@@ -33,12 +38,17 @@ class Rendezvous {
     const void* source = nullptr;
   };
 
-  /// @param deadline  the longest that ranks wait for another; 0: as long as it takes
+  /// @param deadline  the longest that ranks wait for another to come; 0: as long as it takes
+  /// @throws std::invalid_argument for a negative deadline
   Rendezvous(int world, std::chrono::milliseconds deadline)
       : requests_(static_cast<std::size_t>(world)),
         here_(requests_.size(), false),
         left_(requests_.size(), false),
-        deadline_(deadline) {
+        deadline_((std::min)(deadline, longest_deadline)) {
+    if (deadline.count() < 0) {
+      throw std::invalid_argument("shardopt: a deadline cannot be negative, got " +
+                                  std::to_string(deadline.count()) + " ms (0: no limit)");
+    }
     const std::lock_guard lock(registry().mutex);
     registry().members.insert(this);
   }
@@ -51,18 +61,21 @@ class Rendezvous {
 
   [[nodiscard]] int world() const noexcept { return static_cast<int>(requests_.size()); }
 
-  /// Posts and waits until all ranks have. @throws CollectiveError on every rank if they disagree or one has
+  /// Waits until all ranks have come. @throws CollectiveError on every rank if they disagree or one has
   /// failed
-  void post(int rank, const Request& request) {
-    std::unique_lock lock(mutex_);
-    requests_[static_cast<std::size_t>(rank)] = request;
-    wait_for_all(lock, rank, request.operation, true);
-  }
+  void wait(int rank, const Request& request) { come(rank, request, false); }
 
-  /// Waits until all ranks are done with what others posted.
-  void done(int rank, std::string_view operation) {
+  /// Posts and waits until all ranks have. Then done() must be called, whatever happens in between.
+  /// @throws CollectiveError on every rank if they disagree or one has failed: then done() must not be called
+  void post(int rank, const Request& request) { come(rank, request, true); }
+
+  /// Says that this rank has done with what others posted, and waits until all have. Has no deadline: they
+  /// are at work, and read this rank's memory.
+  void done() {
     std::unique_lock lock(mutex_);
-    wait_for_all(lock, rank, operation, false);
+    const std::uint64_t mine = generation_;  // no other meeting can be complete before this rank comes to it
+    if (--inside_ == 0) changed_.notify_all();
+    changed_.wait(lock, [&] { return inside_ == 0 || generation_ != mine; });
   }
 
   /// What a rank posted. Valid between post() and done().
@@ -89,47 +102,58 @@ class Rendezvous {
     std::mutex mutex;
     std::set<Rendezvous*> members;
   };
+  /// Never destroyed: a rendezvous may have static storage and end after whatever this could be.
   [[nodiscard]] static Registry& registry() {
-    static Registry all;
+    static Registry& all = *new Registry;
     return all;
   }
+
+  /// A hundred years: what is longer cannot be added to a time point.
+  static constexpr std::chrono::milliseconds longest_deadline = std::chrono::hours(24 * 365 * 100);
 
   [[nodiscard]] static std::string text_of_departure(int rank, std::string_view operation) {
     return "rank " + std::to_string(rank) + " has left while others wait for it in " + std::string(operation);
   }
 
-  void wait_for_all(std::unique_lock<std::mutex>& lock, int rank, std::string_view operation, bool compare) {
+  /// @param enters  whether ranks go on to read what others posted, until done()
+  void come(int rank, const Request& request, bool enters) {
+    std::unique_lock lock(mutex_);
     throw_if_failed();
     for (std::size_t other = 0; other < left_.size(); ++other) {
       if (left_[other] && other != static_cast<std::size_t>(rank)) {
-        fail(text_of_departure(static_cast<int>(other), operation));
+        fail(text_of_departure(static_cast<int>(other), request.operation));
       }
     }
     throw_if_failed();
-    waiting_for_ = operation;
+    requests_[static_cast<std::size_t>(rank)] = request;
+    waiting_for_ = request.operation;
     here_[static_cast<std::size_t>(rank)] = true;
     if (++waiting_ == world()) {
-      if (compare) compare_requests();
+      compare_requests();
       throw_if_failed();  // before the others are let go: a rank that disagrees must write nothing
       waiting_ = 0;
       here_.assign(here_.size(), false);
+      inside_ = enters ? world() : 0;
       ++generation_;
       changed_.notify_all();
     } else {
-      const std::uint64_t mine = generation_;
-      const auto over = [&] { return generation_ != mine || !failure_.empty(); };
-      if (deadline_.count() == 0) {
-        changed_.wait(lock, over);
-      } else if (!changed_.wait_for(lock, deadline_, over)) {
-        const std::string missing = text_of_missing(operation);
-        lock.unlock();
-        const std::string elsewhere = text_of_others();
-        lock.lock();
-        if (generation_ == mine) fail(missing + elsewhere);
-      }
-      if (generation_ != mine) return;  // all had come before anything failed
+      wait_for_others(lock, request.operation);
     }
-    throw_if_failed();
+  }
+
+  void wait_for_others(std::unique_lock<std::mutex>& lock, std::string_view operation) {
+    const std::uint64_t mine = generation_;
+    const auto over = [&] { return generation_ != mine || !failure_.empty(); };
+    if (deadline_.count() == 0) {
+      changed_.wait(lock, over);
+    } else if (!changed_.wait_for(lock, deadline_, over)) {
+      const std::string missing = text_of_missing(operation);
+      lock.unlock();
+      const std::string elsewhere = text_of_others();
+      lock.lock();
+      if (generation_ == mine) fail(missing + elsewhere);
+    }
+    if (generation_ == mine) throw_if_failed();  // else all had come before anything failed
   }
 
   [[nodiscard]] std::string text_of_ranks(bool here) const {
@@ -197,6 +221,7 @@ class Rendezvous {
   std::string failure_;
   std::string_view waiting_for_;
   int waiting_ = 0;
+  int inside_ = 0;  ///< ranks that may still read what others posted
   std::uint64_t generation_ = 0;
 };
 

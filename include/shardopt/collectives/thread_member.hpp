@@ -50,7 +50,8 @@ class ThreadMember {
   }
 
   /// Runs `body(ThreadMember)` on `world` threads, one a rank, and joins them. When a rank throws, the others
-  /// get an error from where they wait. @throws what the first rank that failed threw
+  /// get an error from where they wait.
+  /// @throws what the first rank that failed threw; std::system_error if the system gives no thread
   template <class Body>
   static void run(int world, const Body& body, std::chrono::milliseconds deadline) {
     const auto shared = make_rendezvous(world, deadline);
@@ -64,17 +65,23 @@ class ThreadMember {
       shared->abort("rank " + std::to_string(rank) + " failed" + text);
     };
     std::vector<std::thread> threads;
+    const auto live = [&](int rank) {
+      try {
+        body(ThreadMember(shared, rank, false));
+        shared->leave(rank);
+      } catch (const std::exception& error) {
+        fail(rank, std::string(": ") + error.what());
+      } catch (...) {
+        fail(rank, "");
+      }
+    };
     for (int rank = 0; rank < world; ++rank) {
-      threads.emplace_back([&, rank] {
-        try {
-          body(ThreadMember(shared, rank, false));
-          shared->leave(rank);
-        } catch (const std::exception& error) {
-          fail(rank, std::string(": ") + error.what());
-        } catch (...) {
-          fail(rank, "");
-        }
-      });
+      try {
+        threads.emplace_back(live, rank);
+      } catch (const std::exception& error) {  // those that run wait for those that never will
+        fail(rank, std::string(", its thread could not be started: ") + error.what());
+        break;
+      }
     }
     for (std::thread& thread : threads) thread.join();
     if (first) std::rethrow_exception(first);
@@ -91,12 +98,18 @@ class ThreadMember {
     shared_->abort("rank " + std::to_string(rank_) + " failed: " + std::string(message));
   }
 
-  /// All ranks post, `work` reads what others posted, all are done.
+  /// All ranks post, `work` reads what others posted, all are done. None goes before, though it fails: others
+  /// read its memory.
   template <class Work>
   void meet(const Rendezvous::Request& request, const Work& work) const {
     shared_->post(rank_, request);
-    work();
-    shared_->done(rank_, request.operation);
+    try {
+      work();
+    } catch (...) {
+      shared_->done();
+      throw;
+    }
+    shared_->done();
   }
 
   /// Host bytes of every rank to every rank.

@@ -42,6 +42,8 @@ class Threads<Cuda> {
   using Device = Cuda;
   /// As it stands in messages.
   static constexpr std::string_view name = "threads";
+  /// Calls meet on the host: a graph cannot hold that.
+  static constexpr bool capturable = false;
   /// Ranks at most: their addresses are a kernel's arguments.
   static constexpr int most_ranks = detail::most_sources;
 
@@ -265,14 +267,19 @@ class Threads<Cuda> {
     detail::Rendezvous& rendezvous = member_.rendezvous();
     rendezvous.post(rank(), request);
     std::vector<Posted> ranks;
-    for (int source = 0; source < world(); ++source) {
-      const auto& posted = rendezvous.of(source);
-      ranks.push_back({posted.data, *static_cast<const std::shared_ptr<Resources>*>(posted.source)});
-      if (source != rank()) device().wait(stream(), ranks.back().resources->ready);
+    try {
+      for (int source = 0; source < world(); ++source) {
+        const auto& posted = rendezvous.of(source);
+        ranks.push_back({posted.data, *static_cast<const std::shared_ptr<Resources>*>(posted.source)});
+        if (source != rank()) device().wait(stream(), ranks.back().resources->ready);
+      }
+      work(ranks);
+      device().record(resources_->done, stream());
+    } catch (...) {
+      rendezvous.done();  // others still read what this rank posted
+      throw;
     }
-    work(ranks);
-    device().record(resources_->done, stream());
-    rendezvous.done(rank(), request.operation);
+    rendezvous.done();
     for (int source = 0; source < world(); ++source) {
       if (source != rank()) device().wait(stream(), ranks[static_cast<std::size_t>(source)].resources->done);
     }

@@ -23,8 +23,9 @@ class Threads;
 /// Ranks are threads of this process and read each other's memory.
 ///
 /// Every call checks that all ranks make the same call with the same arguments. When a rank throws, the
-/// others get a CollectiveError with its message from the call they are in: nobody hangs. Reductions are
-/// always `ordered`.
+/// others get a CollectiveError with its message from the call they are in: nobody hangs. A call whose data
+/// is being copied ends only when all have copied it: deadlines count until the last rank has come.
+/// Reductions are always `ordered`.
 template <>
 class Threads<Host> {
  public:
@@ -35,7 +36,7 @@ class Threads<Host> {
 
   /// One collective a rank, in rank order.
   /// @param deadline  ranks that wait longer for another get an error that says who waits where; 0: no limit
-  /// @throws std::invalid_argument unless world > 0
+  /// @throws std::invalid_argument unless world > 0 and deadline >= 0
   [[nodiscard]] static std::vector<Threads> make(int world, std::chrono::milliseconds deadline = {}) {
     std::vector<Threads> result;
     for (detail::ThreadMember& member : detail::ThreadMember::make(world, deadline))
@@ -44,7 +45,8 @@ class Threads<Host> {
   }
 
   /// Runs `body(Threads)` on `world` threads, one a rank, and joins them.
-  /// @throws what the first rank that failed threw
+  /// @throws what the first rank that failed threw; std::system_error if the system gives no thread;
+  /// std::invalid_argument as make() does
   template <class Body>
   static void run(int world, const Body& body, std::chrono::milliseconds deadline = {}) {
     detail::ThreadMember::run(
@@ -79,7 +81,7 @@ class Threads<Host> {
   void abort(std::string_view message) { member_.abort(message); }
 
   /// Waits for all ranks.
-  void barrier() { member_.rendezvous().post(rank(), {.operation = "barrier"}); }
+  void barrier() { member_.rendezvous().wait(rank(), {.operation = "barrier"}); }
 
   /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction /*ordered*/,

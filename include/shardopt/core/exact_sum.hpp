@@ -34,7 +34,10 @@ struct Format {
     if (exponent == 0) return {0, {0, 0, 0}};  // zero: doubles below 2^-1022 do not occur
     const std::uint64_t mantissa = (bits & 0xfffffffffffffU) | 0x10000000000000U;
     const int shift = exponent - 1075 - lowest_exponent;
-    if (shift < 0) return {0, {static_cast<std::uint32_t>(mantissa >> -shift), 0, 0}};
+    if (shift < 0) {  // the bits that fall off are zero, those that stay may be more than one part's
+      const std::uint64_t kept = shift > -64 ? mantissa >> -shift : 0;
+      return {0, {static_cast<std::uint32_t>(kept), static_cast<std::uint32_t>(kept >> 32), 0}};
+    }
     const int within = shift & 31;
     const std::uint64_t low = mantissa << within;
     const std::uint64_t high = within == 0 ? 0 : mantissa >> (64 - within);
@@ -51,12 +54,17 @@ struct Format {
   }
 
  private:
+  /// The leading digits of a sum, to the base 2^32.
+  struct Digits {
+    std::uint64_t leading[3] = {0, 0, 0};  ///< the highest digit that is not zero and the two below it
+    int top = -1;                          ///< its place, or -1
+    bool sticky = false;                   ///< whether any digit below those is not zero
+  };
+
   /// @pre sign · sum >= 0
-  [[nodiscard]] static SHARDOPT_HD constexpr double magnitude(const std::int64_t* words,
-                                                              std::int64_t sign) noexcept {
-    std::uint64_t leading[3] = {0, 0, 0};  // the highest digit that is not zero and the two below it
-    int top = -1;                          // its place
-    bool sticky = false;                   // whether any digit below those is not zero
+  [[nodiscard]] static SHARDOPT_HD constexpr Digits digits(const std::int64_t* words,
+                                                           std::int64_t sign) noexcept {
+    Digits result;
     std::int64_t carry = 0;
     std::uint64_t one_below = 0;
     std::uint64_t two_below = 0;
@@ -66,29 +74,37 @@ struct Format {
       const std::uint64_t digit = static_cast<std::uint64_t>(carry) & 0xffffffffU;
       carry >>= 32;
       if (digit != 0) {
-        top = k;
-        leading[0] = digit;
-        leading[1] = one_below;
-        leading[2] = two_below;
-        sticky = rest_below;
+        result.top = k;
+        result.leading[0] = digit;
+        result.leading[1] = one_below;
+        result.leading[2] = two_below;
+        result.sticky = rest_below;
       }
       rest_below = rest_below || two_below != 0;
       two_below = one_below;
       one_below = digit;
     }
-    if (top < 0) return 0.0;
+    return result;
+  }
+
+  /// @pre sign · sum >= 0
+  [[nodiscard]] static SHARDOPT_HD constexpr double magnitude(const std::int64_t* words,
+                                                              std::int64_t sign) noexcept {
+    const Digits sum = digits(words, sign);
+    const std::uint64_t(&leading)[3] = sum.leading;
+    if (sum.top < 0) return 0.0;
     int zeros = 0;
     while (((leading[0] << zeros) & 0x80000000U) == 0) ++zeros;
     // The leading 96 bits, shifted so that the highest set bit is bit 63 of `head`; what is below counts as
     // sticky.
     const std::uint64_t head =
         (leading[0] << (32 + zeros)) | (leading[1] << zeros) | (leading[2] >> (32 - zeros));
-    sticky = sticky || ((leading[2] << zeros) & 0xffffffffU) != 0;
+    const bool sticky = sum.sticky || ((leading[2] << zeros) & 0xffffffffU) != 0;
     std::uint64_t mantissa = head >> 11;
     const std::uint64_t rest = head & 0x7ffU;
     const bool up = rest > 0x400U || (rest == 0x400U && (sticky || (mantissa & 1U) != 0));
     mantissa += up ? 1 : 0;
-    int exponent = 32 * top + 31 - zeros + lowest_exponent;  // of the highest bit
+    int exponent = 32 * sum.top + 31 - zeros + lowest_exponent;  // of the highest bit
     if ((mantissa >> 53) != 0) {
       mantissa >>= 1;
       ++exponent;

@@ -34,7 +34,9 @@ struct ParameterInfo {
   void* gradient = nullptr;          ///< … and its gradient's
   std::string group = "default";     ///< parameters of a group share hyper-parameters
   bool frozen = false;               ///< no state, no traffic, never written
-  std::string alias_of = {};         ///< second name of an earlier parameter of the same shape (tied weights)
+  /// Second name of an earlier parameter of the same shape (tied weights): group and frozen are that one's
+  /// and need not be given.
+  std::string alias_of = {};
 };
 
 /// The engine's parameters in their canonical order: name, shape, place and group of each. The same on every
@@ -69,8 +71,8 @@ class ParameterTable {
   /// Appends a parameter.
   /// @throws std::invalid_argument naming the parameter: an empty or repeated name, a shape whose product
   /// overflows, a place
-  ///   that overlaps another parameter's, a place missing or given twice, an alias of an unknown parameter or
-  ///   another shape
+  ///   that overlaps another parameter's, a place missing or given twice, an alias of an unknown parameter,
+  ///   another shape or another group, or one that is frozen while the other is not
   ParameterId add(const ParameterInfo& info) {
     Entry entry = resolved(info);
     const ParameterId id{static_cast<std::uint32_t>(entries_.size())};
@@ -78,6 +80,7 @@ class ParameterTable {
       entry.flat = {trainable_, trainable_ + entry.numel};
       trainable_ += entry.numel;
     }
+    if (!entry.alias_of) separate_ = !info.offset.has_value();  // only now: what was refused decides nothing
     by_name_.emplace(entry.name, id);
     if (info.offset && entry.numel > 0 && !entry.alias_of) by_offset_.emplace(entry.offset, id);
     entries_.push_back(std::move(entry));
@@ -119,7 +122,7 @@ class ParameterTable {
     throw std::invalid_argument("shardopt: parameter " + detail::in_quotes(name) + " " + what);
   }
 
-  [[nodiscard]] Entry resolved(const ParameterInfo& info) {
+  [[nodiscard]] Entry resolved(const ParameterInfo& info) const {
     constexpr std::int64_t limit = (std::numeric_limits<std::int64_t>::max)();
     if (info.name.empty()) throw std::invalid_argument("shardopt: a parameter needs a name");
     if (by_name_.contains(info.name)) fail(info.name, "is in the table already");
@@ -141,7 +144,6 @@ class ParameterTable {
     if (separate_ && *separate_ != separate) {
       fail(info.name, "mixes offsets and pointers in one table; use one of them for all parameters");
     }
-    separate_ = separate;
     entry.parameter = info.parameter;
     entry.gradient = info.gradient;
     if (!separate) entry.offset = info.offset->value();
@@ -166,6 +168,15 @@ class ParameterTable {
     if (storage.shape != info.shape) {
       fail(info.name, "has shape " + info.shape.text() + " but is an alias of " +
                           detail::in_quotes(info.alias_of) + " with shape " + storage.shape.text());
+    }
+    if (info.group != ParameterInfo{}.group && info.group != storage.group) {
+      fail(info.name, "is given group " + detail::in_quotes(info.group) + " but is an alias of " +
+                          detail::in_quotes(info.alias_of) + ", which is in group " +
+                          detail::in_quotes(storage.group) + "; leave the group out");
+    }
+    if (info.frozen && !storage.frozen) {
+      fail(info.name, "is given as frozen but is an alias of " + detail::in_quotes(info.alias_of) +
+                          ", which is not; freeze that");
     }
     entry.group = storage.group;
     entry.frozen = storage.frozen;

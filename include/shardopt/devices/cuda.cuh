@@ -16,7 +16,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace shardopt::inline v0 {
@@ -62,17 +65,22 @@ class Cuda {
   /// What work is enqueued on.
   using Stream = cudaStream_t;
 
-  /// A CUDA event without timing. Move-only.
+  /// A CUDA event without timing. Move-only. What it marks outside captures and what it marks in them are two
+  /// things: a capture, of which nothing runs yet, must not change what the host and other streams wait for.
   class Event {
    public:
     Event() = default;
     /// Owns the event from now on.
     explicit Event(cudaEvent_t event) noexcept : event_(event) {}
     /// Moves.
-    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)), capture_(other.capture_) {}
+    Event(Event&& other) noexcept
+        : event_(std::exchange(other.event_, nullptr)),
+          captured_(std::exchange(other.captured_, nullptr)),
+          capture_(other.capture_) {}
     /// Exchanges the two.
     Event& operator=(Event&& other) noexcept {
       std::swap(event_, other.event_);
+      std::swap(captured_, other.captured_);
       std::swap(capture_, other.capture_);
       return *this;
     }
@@ -80,14 +88,16 @@ class Cuda {
     Event& operator=(const Event&) = delete;
     ~Event() {
       if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+      if (captured_ != nullptr) static_cast<void>(cudaEventDestroy(captured_));
     }
-    /// The event itself; null if empty.
+    /// The event itself, outside captures; null if empty.
     [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
 
    private:
     friend class Cuda;
     cudaEvent_t event_ = nullptr;
-    std::uint64_t capture_ = 0;  ///< that the last record was part of
+    cudaEvent_t captured_ = nullptr;  ///< in captures; made by the first record there
+    std::uint64_t capture_ = 0;       ///< that the last record was part of
   };
 
   /// As it stands in messages.
@@ -143,17 +153,28 @@ class Cuda {
   void record(Event& event, Stream stream) const {
     const CudaDeviceGuard guard(ordinal_);
     event.capture_ = capture_of(stream);
-    throw_if_failed(cudaEventRecord(event.get(), stream), "cudaEventRecord");
+    if (event.capture_ != 0 && event.captured_ == nullptr) {
+      throw_if_failed(cudaEventCreateWithFlags(&event.captured_, cudaEventDisableTiming),
+                      "cudaEventCreateWithFlags");
+    }
+    throw_if_failed(cudaEventRecord(event.capture_ != 0 ? event.captured_ : event.event_, stream),
+                    "cudaEventRecord");
   }
-  /// The stream goes on when what the event marks is done.
+  /// The stream goes on when what the last record marks is done.
   void wait(Stream stream, const Event& event) const {
     const CudaDeviceGuard guard(ordinal_);
-    throw_if_failed(cudaStreamWaitEvent(stream, event.get(), 0), "cudaStreamWaitEvent");
+    throw_if_failed(cudaStreamWaitEvent(stream, event.capture_ != 0 ? event.captured_ : event.event_, 0),
+                    "cudaStreamWaitEvent");
   }
-  /// Like wait(), but an event of another capture, or of none, orders nothing in this one: replays are
-  /// ordered by the stream that they are launched in, and what was captured is joined to that stream.
+  /// Like wait(), but outside captures for the last record outside them, and in one for the last record in
+  /// it: records of another capture, or of none, order nothing there. Replays are ordered by the stream that
+  /// they are launched in, and what was captured is joined to that stream.
   void wait_in_capture(Stream stream, const Event& event) const {
-    if (event.capture_ == capture_of(stream)) wait(stream, event);
+    const std::uint64_t capture = capture_of(stream);
+    if (capture != 0 && event.capture_ != capture) return;
+    const CudaDeviceGuard guard(ordinal_);
+    throw_if_failed(cudaStreamWaitEvent(stream, capture != 0 ? event.captured_ : event.event_, 0),
+                    "cudaStreamWaitEvent");
   }
   /// The capture that a stream is in, 0 for none. @throws CudaError
   [[nodiscard]] static std::uint64_t capture_of(Stream stream) {
@@ -166,7 +187,7 @@ class Cuda {
   /// The capture that an event was last recorded in, 0 for none.
   [[nodiscard]] static std::uint64_t capture_of(const Event& event) noexcept { return event.capture_; }
 
-  /// Waits.
+  /// Waits for what the last record outside captures marks.
   void synchronize(const Event& event) const {
     throw_if_failed(cudaEventSynchronize(event.get()), "cudaEventSynchronize");
   }

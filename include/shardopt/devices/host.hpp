@@ -12,6 +12,7 @@
 #include <cstring>
 #include <new>
 #include <span>
+#include <stdexcept>
 #include <string_view>
 
 namespace shardopt::inline v0 {

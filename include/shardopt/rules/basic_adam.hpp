@@ -106,12 +106,12 @@ struct BasicAdam {
     const double shrink =
         style == WeightDecay::decoupled ? math::sub(0.0, math::mul(rate, weight_decay)) : weight_decay;
     return {.gradient_sign = maximize ? -1.0f : 1.0f,
-            .decay = math::narrow(shrink),
+            .decay = detail::narrow_finite(shrink),
             .mean = blend(beta1),
             .mean_square = blend(beta2),
             .root_factor = math::narrow(math::div(1.0, math::sqrt(correction2))),
             .eps = math::narrow(eps),
-            .negative_step_size = math::narrow(math::sub(0.0, math::div(rate, correction1)))};
+            .negative_step_size = detail::narrow_finite(math::sub(0.0, math::div(rate, correction1)))};
   }
 
   /// The new parameter. @see OptimizerRule

@@ -44,14 +44,21 @@ template <class Fields, class Value>
   }
 }
 
-/// Whether a rule's names, where it has any, match its state.
+/// Whether a rule's names, where it has any, match its state: one a member, none empty, none twice, and none
+/// "master", which is the library's own.
 template <class Rule>
 [[nodiscard]] consteval bool names_match() noexcept {
   if constexpr (requires { Rule::state_names; }) {
-    return std::size(Rule::state_names) == field_count<typename Rule::template State<float>>;
-  } else {
-    return true;
+    if (std::size(Rule::state_names) != field_count<typename Rule::template State<float>>) return false;
+    for (std::size_t k = 0; k != std::size(Rule::state_names); ++k) {
+      const std::string_view name = Rule::state_names[k];
+      if (name.empty() || name == "master") return false;
+      for (std::size_t other = 0; other != k; ++other) {
+        if (name == Rule::state_names[other]) return false;
+      }
+    }
   }
+  return true;
 }
 
 /// Whether a rule's update exists for one value type.
@@ -91,7 +98,8 @@ concept MakesConstants = requires(const Rule rule, StepScalars scalars) {
 /// Optional:
 /// - `static constexpr std::string_view name`;
 /// - `static constexpr std::array<std::string_view, n> state_names`: the names of State's
-///   members in checkpoints and state buffers;
+///   members in checkpoints and state buffers, distinct, not empty, and not "master", the name of the fp32
+///   copy of 16-bit parameters;
 /// - `static constexpr std::array<std::string_view, n> hyper_parameter_names`: the names of the rule's own
 ///   members in checkpoints;
 /// - `static constexpr int version`, counted up when the meaning of State changes: checkpoints of another

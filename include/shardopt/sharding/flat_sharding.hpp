@@ -24,8 +24,9 @@ struct FlatSharding {
   /// @see ShardingPolicy
   static constexpr bool updates_everything = false;
 
-  /// @throws std::invalid_argument unless bucket_bytes > 0
+  /// @throws std::invalid_argument unless bucket_bytes > 0, and for more than most_elements
   [[nodiscard]] ShardPlan plan(const FlatSpace& space, int world, std::int64_t gradient_bytes) const {
+    detail::require_plannable(space.elements);
     const std::int64_t wanted =
         (std::min)(detail::bucket_elements(bucket_bytes, gradient_bytes), space.elements);
     const std::int64_t bucket = round_up((std::max)(wanted, std::int64_t{1}), world * grain_elements);

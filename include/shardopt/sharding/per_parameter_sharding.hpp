@@ -23,8 +23,9 @@ struct PerParameterSharding {
   /// @see ShardingPolicy
   static constexpr bool updates_everything = false;
 
-  /// @throws std::invalid_argument unless bucket_bytes > 0
+  /// @throws std::invalid_argument unless bucket_bytes > 0, and for more than most_elements
   [[nodiscard]] ShardPlan plan(const FlatSpace& space, int world, std::int64_t gradient_bytes) const {
+    detail::require_plannable(space.elements);
     const std::int64_t capacity = detail::bucket_elements(bucket_bytes, gradient_bytes);
     ShardPlan result;
     std::vector<std::int64_t> load(static_cast<std::size_t>(world), 0);

@@ -60,7 +60,17 @@ struct ShardPlan {
   }
 };
 
+/// The most elements that can be planned, 2^48: what is counted in bytes from there on fits in 64 bits.
+inline constexpr std::int64_t most_elements = std::int64_t{1} << 48;
+
 namespace detail {
+
+/// @throws std::invalid_argument for more elements than can be planned
+inline void require_plannable(std::int64_t elements) {
+  if (elements <= most_elements) return;
+  throw std::invalid_argument("shardopt: the table holds " + std::to_string(elements) +
+                              " trainable elements; at most 2^48 can be planned");
+}
 
 /// Whether a cut between flat elements border-1 and border splits no grain.
 [[nodiscard]] inline bool is_grain_border(const FlatSpace& space, std::int64_t border) noexcept {

@@ -4,12 +4,17 @@
 #include <shardopt/core/parameter_table.hpp>
 #include <shardopt/core/tile.hpp>
 #include <shardopt/zero/buffers.hpp>
+#include <shardopt/zero/memory_plan.hpp>
+#include <shardopt/zero/memory_ranges.hpp>
 #include <shardopt/zero/shard_layout.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace shardopt::inline v0::detail {
@@ -53,7 +58,11 @@ class EngineBuffers {
     }
     require_aligned(flat.parameters, "parameters", alignof(Param));
     require_aligned(flat.gradients, "gradients", alignof(Grad));
-    if (table.trainable_elements() > 0 && (flat.parameters == nullptr || flat.gradients == nullptr)) {
+    // Frozen parameters are read, too: they are compared or sent at the start.
+    const bool reads = std::any_of(table.entries().begin(), table.entries().end(),
+                                   [](const auto& entry) { return entry.numel > 0; });
+    if ((reads && flat.parameters == nullptr) ||
+        (table.trainable_elements() > 0 && flat.gradients == nullptr)) {
       throw std::invalid_argument("shardopt: FlatBuffers holds a null pointer");
     }
   }
@@ -64,16 +73,25 @@ class EngineBuffers {
       throw std::invalid_argument(
           "shardopt: the table's parameters have offsets: pass FlatBuffers, not SeparateBuffers");
     }
-    std::vector<std::pair<const std::byte*, const std::byte*>> ranges;
     for (const auto& entry : table.entries()) {
       if (entry.alias_of || entry.numel == 0) continue;
       require_aligned(entry.parameter, "parameter " + detail::in_quotes(entry.name), alignof(Param));
-      add_range(ranges, entry.parameter, entry.numel * static_cast<std::int64_t>(sizeof(Param)));
       if (entry.frozen) continue;
       require_aligned(entry.gradient, "gradient of " + detail::in_quotes(entry.name), alignof(Grad));
-      add_range(ranges, entry.gradient, entry.numel * static_cast<std::int64_t>(sizeof(Grad)));
     }
-    require_disjoint(ranges);
+  }
+
+  /// Adds the memory of all parameters and gradients, gaps left out.
+  void add_to(MemoryRanges& ranges) const {
+    for (std::uint32_t k = 0; k < table_->size(); ++k) {
+      const auto& entry = table_->entries()[k];
+      if (entry.alias_of || entry.numel == 0) continue;
+      ranges.add(parameter(k), entry.numel * static_cast<std::int64_t>(sizeof(Param)), "parameter",
+                 entry.name);
+      if (!entry.frozen)
+        ranges.add(gradient(k), entry.numel * static_cast<std::int64_t>(sizeof(Grad)), "gradient of",
+                   entry.name);
+    }
   }
 
   /// The memory of a table entry.
@@ -95,28 +113,11 @@ class EngineBuffers {
   }
 
  private:
-  using ByteRanges = std::vector<std::pair<const std::byte*, const std::byte*>>;
-
   static void require_aligned(const void* address, const std::string& what, std::size_t alignment) {
     if (reinterpret_cast<std::uintptr_t>(address) % alignment == 0) return;
     throw std::invalid_argument("shardopt: the address of the " + what +
                                 " is not a multiple of its element size, " + std::to_string(alignment) +
                                 " bytes");
-  }
-
-  static void add_range(ByteRanges& ranges, const void* address, std::int64_t bytes) {
-    const auto* begin = static_cast<const std::byte*>(address);
-    ranges.emplace_back(begin, begin + bytes);
-  }
-
-  static void require_disjoint(ByteRanges& ranges) {
-    std::sort(ranges.begin(), ranges.end());
-    for (std::size_t k = 1; k < ranges.size(); ++k) {
-      if (ranges[k].first >= ranges[k - 1].second) continue;
-      throw std::invalid_argument(
-          "shardopt: parameters or gradients of the table overlap in memory; tied weights are added with "
-          ".alias_of");
-    }
   }
 
   const ParameterTable* table_;
@@ -126,6 +127,7 @@ class EngineBuffers {
 /// The engine's buffers of the precision's types, or of the engine's own types of the same kind.
 /// @throws std::invalid_argument as EngineBuffers does
 template <class Param, class Grad, template <class, class> class Buffers, class P, class G>
+requires BufferKind<Buffers<P, G>>
 [[nodiscard]] EngineBuffers<Param, Grad> engine_buffers(const ParameterTable& table,
                                                         const Buffers<P, G>& given) {
   static_assert(dtype_of<P> == dtype_of<Param> && dtype_of<G> == dtype_of<Grad>,
@@ -136,6 +138,31 @@ template <class Param, class Grad, template <class, class> class Buffers, class 
   } else {
     return {table, SeparateBuffers<Param, Grad>{}};
   }
+}
+
+/// The same, apart from whatever memory the engine gives the optimizer.
+/// @param memory  as ZeroOptimizer takes it
+/// @throws std::invalid_argument as EngineBuffers does, and naming what overlaps what
+template <class Param, class Grad, class Buffers, class Memory>
+[[nodiscard]] EngineBuffers<Param, Grad> engine_buffers(const ParameterTable& table, const Buffers& given,
+                                                        const MemoryPlan& plan, const Memory& memory) {
+  const auto result = engine_buffers<Param, Grad>(table, given);
+  MemoryRanges ranges;
+  result.add_to(ranges);
+  const auto add_arena = [&](const Arena& arena) {
+    if (arena.device != nullptr) ranges.add(arena.device, plan.device_bytes, "Arena.device", {});
+    if (arena.pinned != nullptr) ranges.add(arena.pinned, plan.pinned_bytes, "Arena.pinned", {});
+  };
+  if (const Arena* arena = std::get_if<Arena>(&memory)) add_arena(*arena);
+  if (const StateBuffers* states = std::get_if<StateBuffers>(&memory)) {
+    add_arena(states->scratch);
+    for (const auto& [name, pointer] : states->buffers) {
+      if (pointer == nullptr) continue;
+      ranges.add(pointer, plan.owned_parameters * static_cast<std::int64_t>(sizeof(float)), "state", name);
+    }
+  }
+  ranges.require_disjoint();
+  return result;
 }
 
 /// Builds a rank's map of tiles on the host, as it stands on the device at `base`.

@@ -26,6 +26,21 @@ FlatBuffers(Param*, Grad*) -> FlatBuffers<Param, Grad>;
 template <class Param, class Grad>
 struct SeparateBuffers {};
 
+namespace detail {
+
+template <class T>
+inline constexpr bool is_buffer_kind = false;
+template <class Param, class Grad>
+inline constexpr bool is_buffer_kind<FlatBuffers<Param, Grad>> = true;
+template <class Param, class Grad>
+inline constexpr bool is_buffer_kind<SeparateBuffers<Param, Grad>> = true;
+
+/// What an engine passes as its buffers, of whatever element types.
+template <class T>
+concept BufferKind = is_buffer_kind<T>;
+
+}  // namespace detail
+
 /// Memory the engine gives for all that the library keeps: `plan.device_bytes` and `plan.pinned_bytes`, both
 /// aligned to 256 bytes. Must outlive the optimizer.
 struct Arena {
@@ -41,7 +56,9 @@ struct Arena {
 struct StateBuffers {
   /// Name and address of each.
   std::vector<std::pair<std::string, float*>> buffers = {};
-  bool initialize = true;  ///< zero the states and copy the masters from the parameters; false: as they stand
+  /// Zero the states and copy the masters from the parameters; false: as they stand. Counters begin at 0
+  /// either way: for states that have seen updates, set_counters() says how many.
+  bool initialize = true;
   Arena scratch =
       {};  ///< for the rest (`plan.device_bytes` with adopted states); empty: the library allocates it
 

@@ -98,17 +98,25 @@ class GradientScale {
  public:
   /// The value itself.
   constexpr GradientScale(float value) noexcept : value_(value) {}  // NOLINT: implicit
-  /// Device memory, read when the step runs.
-  constexpr GradientScale(const float* pointer) noexcept : pointer_(pointer) {}  // NOLINT: implicit
+  /// Device memory, read when the step runs; not null.
+  constexpr GradientScale(const float* pointer) noexcept  // NOLINT: implicit
+      : pointer_(pointer), is_null_(pointer == nullptr) {}
 
   /// The value, if there is no pointer.
   [[nodiscard]] constexpr float value() const noexcept { return value_; }
   /// The pointer, or null.
   [[nodiscard]] constexpr const float* pointer() const noexcept { return pointer_; }
+  /// Whether a null pointer was given.
+  [[nodiscard]] constexpr bool is_null() const noexcept { return is_null_; }
+  /// Whether it is the value 1, which changes nothing.
+  [[nodiscard]] bool is_one() const noexcept {
+    return pointer_ == nullptr && !is_null_ && math::equal(value_, 1.0f);
+  }
 
  private:
   float value_ = 1.0f;
   const float* pointer_ = nullptr;
+  bool is_null_ = false;
 };
 
 /// What may differ from step to step; the same on every rank.
@@ -124,9 +132,13 @@ struct StepOptions {
     return std::any_of(scalars.begin(), scalars.end(), [](const float* scalar) { return scalar != nullptr; });
   }
 
-  /// @throws std::invalid_argument naming what is not finite
+  /// @throws std::invalid_argument naming what is not finite, or null
   void validate() const {
     if (!math::is_finite(lr_factor)) throw std::invalid_argument("shardopt: lr_factor must be finite");
+    if (gradient_scale.is_null()) {
+      throw std::invalid_argument(
+          "shardopt: gradient_scale is a null pointer; give a value, or device memory");
+    }
     if (gradient_scale.pointer() == nullptr && !math::is_finite(gradient_scale.value())) {
       throw std::invalid_argument("shardopt: gradient_scale must be finite");
     }

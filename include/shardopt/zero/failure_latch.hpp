@@ -7,14 +7,42 @@
 #include <exception>
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace shardopt::inline v0::detail {
+
+/// What is being done, for messages: made a text only when one is needed.
+struct Position {
+  std::int64_t iteration = 0;  ///< counted from 1
+  const char* what = "";
+  std::int64_t index = -1;  ///< of the bucket, or negative
+
+  /// "the reduction of bucket 3"
+  [[nodiscard]] std::string place() const {
+    return index < 0 ? what : std::string(what) + " " + std::to_string(index);
+  }
+  /// "iteration 7, the reduction of bucket 3": what a collective takes as a label.
+  operator std::string() const {  // NOLINT: implicit
+    return "iteration " + std::to_string(iteration) + ", " + place();
+  }
+};
+
+/// Lets the other ranks know that this one goes no further, where the collective can.
+template <class Comm>
+void give_up(Comm& comm, std::string_view text) noexcept {
+  if constexpr (requires { comm.abort(text); }) {
+    try {
+      comm.abort(text);
+    } catch (...) {
+      // What failed is thrown on this rank, at least.
+    }
+  }
+}
 
 /// Holds the first failure of what has effects: it stays, and is thrown again by whatever asks later.
 ///
 /// The failure's message gets rank, iteration and what was being done; the other ranks are told by the
-/// collective, where it can.
+/// collective, where it can. What is no Error of the library's becomes one, with the original nested in it
+/// (std::rethrow_if_nested).
 class FailureLatch {
  public:
   /// @throws the first failure, if there was one
@@ -22,13 +50,11 @@ class FailureLatch {
     if (failure_) std::rethrow_exception(failure_);
   }
 
-  /// Notes what is being done, for messages, and tells the collective. @param iteration  counted from 1
+  /// Notes what is being done, for messages, and tells the collective.
   template <class Comm>
-  void enter(Comm& comm, std::int64_t iteration, std::string what) {
-    position_ = std::move(what);
-    if constexpr (requires { comm.label(position_); }) {
-      comm.label("iteration " + std::to_string(iteration) + ", " + position_);
-    }
+  void enter(Comm& comm, const Position& position) {
+    position_ = position;
+    if constexpr (requires { comm.label(position); }) comm.label(position);
   }
 
   /// Runs what has effects. @throws what it throws, with the place; from then on require_working() throws the
@@ -36,11 +62,12 @@ class FailureLatch {
   template <class Comm, class Body>
   auto run(Comm& comm, std::int64_t iteration, std::string_view call, const Body& body) -> decltype(body()) {
     const auto place = [&] {
+      const std::string what = position_.place();
       return "rank " + std::to_string(comm.rank()) + ", iteration " + std::to_string(iteration) + ", in " +
-             std::string(call) + (position_.empty() ? "" : ": " + position_) + "; the optimizer is broken";
+             std::string(call) + (what.empty() ? "" : ": " + what) + "; the optimizer is broken";
     };
     try {
-      position_.clear();
+      position_ = {};
       if constexpr (requires { comm.throw_if_failed(); }) comm.throw_if_failed();
       return body();
     } catch (Error& error) {
@@ -56,19 +83,18 @@ class FailureLatch {
   }
 
  private:
+  /// @pre an exception is being handled
   template <class Comm>
   void keep(Comm& comm, const std::string& text) {
-    failure_ = std::make_exception_ptr(Error(text));
+    try {
+      std::throw_with_nested(Error(text));
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
     give_up(comm, text);
   }
 
-  /// Lets the other ranks know that this one goes no further.
-  template <class Comm>
-  static void give_up(Comm& comm, const std::string& text) {
-    if constexpr (requires { comm.abort(text); }) comm.abort(text);
-  }
-
-  std::string position_;
+  Position position_;
   std::exception_ptr failure_;
 };
 

@@ -4,6 +4,7 @@
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/core/digest.hpp>
 #include <shardopt/core/error.hpp>
+#include <shardopt/zero/host_wait.hpp>
 
 #include <algorithm>
 #include <array>
@@ -100,8 +101,11 @@ void tell_setup_failure(Comm& comm, std::string_view what) noexcept {
       static_cast<void>(exchange_all(comm, summary, scratch));
     } catch (...) {
       // The others cannot be reached.
+      if constexpr (requires { comm.stuck(); }) {
+        if (comm.stuck()) return;  // the scratch is in use for ever
+      }
     }
-    comm.device().deallocate(scratch);
+    if (!is_stuck(comm)) comm.device().deallocate(scratch);  // what may be used for ever is left
   } catch (...) {
     // Nor without memory for the message.
   }
@@ -114,6 +118,9 @@ decltype(auto) set_up(Comm& comm, const Make& make) {
     return make();
   } catch (const std::exception& error) {
     tell_setup_failure(comm, error.what());
+    throw;
+  } catch (...) {
+    tell_setup_failure(comm, "an exception that is no std::exception");
     throw;
   }
 }

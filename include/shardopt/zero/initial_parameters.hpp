@@ -5,21 +5,23 @@
 #include <shardopt/core/parameter_table.hpp>
 #include <shardopt/zero/bucket_buffers.hpp>
 #include <shardopt/zero/handshake.hpp>
+#include <shardopt/zero/host_wait.hpp>
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
+#include <type_traits>
 
 namespace shardopt::inline v0::detail {
 
-/// Digest of parameters' bits on this rank; waits for `stream`. @param sum  device memory
-template <class Param, class Grad, class Device>
+/// Digest of parameters' bits on this rank; waits. @param sum  device memory
+template <Collective Comm, class Param, class Grad>
 [[nodiscard]] std::uint64_t digest_of_parameters(const ParameterTable& table,
                                                  const EngineBuffers<Param, Grad>& buffers, Range entries,
-                                                 std::uint64_t* sum, const Device& device,
-                                                 typename Device::Stream stream) {
+                                                 std::uint64_t* sum, const Comm& comm) {
   using Bits = std::conditional_t<sizeof(Param) == 4, std::uint32_t, std::uint16_t>;
+  const auto& device = comm.device();
+  const auto stream = comm.stream();
   device.fill_zero(sum, sizeof(std::uint64_t), stream);
   std::uint64_t first = 0;
   for (std::uint32_t k = 0; k < table.size(); ++k) {
@@ -31,6 +33,7 @@ template <class Param, class Grad, class Device>
     first += static_cast<std::uint64_t>(entry.numel);
   }
   std::uint64_t result = 0;
+  wait_for(comm, stream);  // behind what others may have to take part in: gives up with the collective
   device.download(&result, sum, sizeof result, stream);
   return result;
 }
@@ -42,8 +45,8 @@ template <Collective Comm, class Param, class Grad>
                                                              const EngineBuffers<Param, Grad>& buffers,
                                                              void* scratch) {
   const auto differ = [&](Range entries) {
-    const std::uint64_t mine = digest_of_parameters(
-        table, buffers, entries, static_cast<std::uint64_t*>(scratch), comm.device(), comm.stream());
+    const std::uint64_t mine =
+        digest_of_parameters(table, buffers, entries, static_cast<std::uint64_t*>(scratch), comm);
     return !all_equal(exchange_all(comm, mine, scratch));
   };
   const auto count = static_cast<std::int64_t>(table.size());

@@ -10,7 +10,12 @@
 namespace shardopt::inline v0 {
 
 /// Is told what an optimizer does; the library itself never prints. Called on the thread that calls the
-/// optimizer. Override what is of interest; an exception thrown here leaves through that call.
+/// optimizer. Override what is of interest.
+///
+/// An exception thrown here leaves through that call, and counts as its failure: thrown by bucket_reduced it
+/// breaks the optimizer in the middle of a step, as a failing collective does, and the other ranks are told;
+/// by what is called during construction it ends that. step_skipped is called by StepTicket::get, and breaks
+/// nothing.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -22,7 +27,7 @@ class Observer {
   /// The reduction of a bucket was enqueued (on the host: is done): its index, and the bytes of its
   /// gradients.
   virtual void bucket_reduced(std::int64_t /*bucket*/, std::int64_t /*bytes*/) {}
-  /// A ticket was collected whose step was skipped.
+  /// A ticket was collected whose step was skipped (or, after reduce(), is to be); once for each step.
   virtual void step_skipped(const StepResult& /*result*/) {}
   /// Something is legal and probably not meant.
   virtual void warning(std::string_view /*text*/) {}

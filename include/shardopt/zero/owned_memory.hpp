@@ -21,7 +21,7 @@ class OwnedMemory {
   /// @throws std::invalid_argument for an arena that is null or not aligned
   OwnedMemory(const Device& device, const MemoryPlan& plan, const Arena& arena, bool given,
               Observer* observer)
-      : device_(device), device_memory_(arena.device), pinned_memory_(arena.pinned) {
+      : OwnedMemory(device, arena) {  // complete from here on: what follows may throw and leaks nothing
     if (given && (arena.device == nullptr || arena.pinned == nullptr)) {
       throw std::invalid_argument(
           "shardopt: Arena holds a null pointer; it needs plan.device_bytes and plan.pinned_bytes");
@@ -35,12 +35,7 @@ class OwnedMemory {
       owns_device_ = true;
     }
     if (arena.pinned == nullptr) {
-      try {
-        pinned_memory_ = device_.allocate_pinned(plan.pinned_bytes);
-      } catch (...) {
-        if (owns_device_) device_.deallocate(device_memory_);
-        throw;
-      }
+      pinned_memory_ = device_.allocate_pinned(plan.pinned_bytes);
       owns_pinned_ = true;
     }
     if (observer != nullptr) observer->after_allocation(plan);
@@ -52,12 +47,21 @@ class OwnedMemory {
   ~OwnedMemory() {
     if (owns_device_) device_.deallocate(device_memory_);
     if (owns_pinned_) device_.deallocate_pinned(pinned_memory_);
+    if (transfer_memory_ != nullptr) device_.deallocate_pinned(transfer_memory_);
   }
 
   /// Leaves the memory to the process: a device may use it for ever.
   void abandon() noexcept {
     owns_device_ = false;
     owns_pinned_ = false;
+    transfer_memory_ = nullptr;
+  }
+
+  /// Page-locked memory to copy states through, beyond the plan: allocated at the first call and kept,
+  /// because CUDA may wait for other ranks' GPUs before it releases any. @param bytes  the same in every call
+  [[nodiscard]] void* transfer(std::int64_t bytes) {
+    if (transfer_memory_ == nullptr) transfer_memory_ = device_.allocate_pinned(bytes);
+    return transfer_memory_;
   }
 
   /// A part of the device memory.
@@ -68,6 +72,9 @@ class OwnedMemory {
   [[nodiscard]] void* pinned() const noexcept { return pinned_memory_; }
 
  private:
+  OwnedMemory(const Device& device, const Arena& arena)
+      : device_(device), device_memory_(arena.device), pinned_memory_(arena.pinned) {}
+
   static void require_aligned(const void* address, const char* which) {
     if (reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(arena_alignment) == 0) return;
     throw std::invalid_argument(std::string("shardopt: Arena.") + which + " must be aligned to " +
@@ -77,6 +84,7 @@ class OwnedMemory {
   Device device_;
   void* device_memory_;
   void* pinned_memory_;
+  void* transfer_memory_ = nullptr;
   bool owns_device_ = false;
   bool owns_pinned_ = false;
 };

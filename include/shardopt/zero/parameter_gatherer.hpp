@@ -5,7 +5,10 @@
 #include <shardopt/zero/bucket_buffers.hpp>
 #include <shardopt/zero/shard_layout.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 namespace shardopt::inline v0::detail {
@@ -22,6 +25,7 @@ class ParameterGatherer {
   ParameterGatherer(const ShardLayout& layout, const EngineBuffers<Param, Grad>& buffers,
                     const std::vector<BucketTiles>& tiles, Param* staging, const Device& device)
       : layout_(&layout), tiles_(&tiles), staging_(staging) {
+    joined_ = layout.buckets().size();
     for (const Bucket& bucket : layout.buckets()) {
       buckets_.push_back({.in_place = bucket.in_place ? buffers.parameter(bucket.segments.front()) : nullptr,
                           .updated = device.make_event(),
@@ -33,6 +37,8 @@ class ParameterGatherer {
   void gather(Comm& comm, std::size_t index, Stream stream) {
     const Device& device = comm.device();
     Progress& progress = buckets_[index];
+    capture_ = device.capture_of(stream);
+    if (capture_ == 0) joined_ = (std::min)(joined_, index);
     if (layout_->updates_everything()) {
       device.record(progress.gathered, stream);
       return;
@@ -52,9 +58,22 @@ class ParameterGatherer {
     device.record(progress.gathered, comm.stream());
   }
 
-  /// `stream` goes on when the parameters of a bucket have come.
+  /// `stream` goes on when the parameters of a bucket, and those before it, have come.
+  /// @pre what require_waitable() looks at
   void wait(std::size_t index, Stream stream, const Device& device) const {
     device.wait_in_capture(stream, buckets_[index].gathered);
+    if (device.capture_of(stream) == 0) joined_ = (std::max)(joined_, index + 1);
+  }
+
+  /// Refuses a wait in a capture for what was gathered outside, and nobody has waited for there: the graph
+  /// could not hold that wait, and a replay would read too early.
+  /// @throws std::logic_error
+  void require_waitable(std::size_t index, Stream stream, const Device& device) const {
+    const auto capture = device.capture_of(stream);
+    if (capture == 0 || capture == capture_ || index < joined_) return;
+    throw std::logic_error(
+        "shardopt: a capture cannot wait for parameters that were gathered outside it; call wait_parameters "
+        "for them before the capture begins");
   }
 
  private:
@@ -68,6 +87,8 @@ class ParameterGatherer {
   const std::vector<BucketTiles>* tiles_;
   Param* staging_;
   std::vector<Progress> buckets_;
+  std::uint64_t capture_ = 0;       ///< that the last gather is part of
+  mutable std::size_t joined_ = 0;  ///< buckets from the first on that were waited for outside captures
 };
 
 }  // namespace shardopt::inline v0::detail

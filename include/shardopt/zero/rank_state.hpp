@@ -9,8 +9,10 @@
 #include <shardopt/zero/buffers.hpp>
 #include <shardopt/zero/config.hpp>
 #include <shardopt/zero/owned_memory.hpp>
+#include <shardopt/zero/setup_digest.hpp>
 #include <shardopt/zero/step_control.hpp>
 #include <shardopt/zero/step_memory.hpp>
+#include <shardopt/zero/warnings.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -30,6 +32,9 @@ class RankState {
   using Grad = typename Precision::Grad;
   using Constants = typename Rule::Constants;
   using Stream = typename Device::Stream;
+  static_assert(alignof(Rule) <= static_cast<std::size_t>(arena_alignment) &&
+                    alignof(Constants) <= static_cast<std::size_t>(arena_alignment),
+                "shardopt: a rule and its Constants may be aligned to 256 bytes at most, as memory is");
 
  public:
   /// @param arena  the engine's, or null: allocated  @param adopted  the engine's state buffers, or null
@@ -54,6 +59,7 @@ class RankState {
   [[nodiscard]] void* scratch() const noexcept { return memory_->template at<std::byte>(at_.scratch); }
   [[nodiscard]] void* workspace() const noexcept { return memory_->template at<std::byte>(at_.workspace); }
   [[nodiscard]] void* pinned() const noexcept { return memory_->pinned(); }
+  [[nodiscard]] void* transfer(std::int64_t bytes) { return memory_->transfer(bytes); }
   template <class T>
   [[nodiscard]] T* staging() const noexcept {
     return memory_->template at<T>(at_.staging);
@@ -69,10 +75,12 @@ class RankState {
     return {};
   }
 
-  /// Builds the map of tiles, and writes it with hyper-parameters and counters to the device.
+  /// Builds the map of tiles, and writes it with hyper-parameters and counters to the device. Tells the
+  /// observer what is probably not meant.
   template <class Config>
   void upload(const ShardLayout& layout, const EngineBuffers<Param, Grad>& buffers, const Config& config,
               const Device& device, Stream stream) {
+    tell_warnings(layout, config, dtype_of<Grad>);
     std::vector<Tile> map;
     Tile* base = memory_->template at<Tile>(at_.map);
     tiles_ = build_tiles(layout, buffers, base, map);
@@ -82,9 +90,10 @@ class RankState {
     device.upload(rules(), rules_by_group.data(),
                   static_cast<std::int64_t>(rules_by_group.size() * sizeof(Rule)), stream);
     device.fill_zero(control(), sizeof(StepState), stream);
-    device.invoke(InitializeStep{control(), config.loss_scale.value_or(DynamicLossScale{}),
-                                 config.loss_scale.has_value()},
-                  stream);
+    device.invoke(
+        InitializeStep{control(), digest_of_rules(config.groups),
+                       config.loss_scale.value_or(DynamicLossScale{}), config.loss_scale.has_value()},
+        stream);
   }
 
   /// Zeroes the states and copies the masters from the parameters. @pre upload() came before
@@ -143,7 +152,12 @@ class RankState {
   }
 
   void require_fitting(const StateBuffers& adopted) const {
-    for (const auto& [name, pointer] : adopted.buffers) {
+    for (std::size_t k = 0; k < adopted.buffers.size(); ++k) {
+      const auto& [name, pointer] = adopted.buffers[k];
+      for (std::size_t other = 0; other < k; ++other) {
+        if (adopted.buffers[other].first == name)
+          throw std::invalid_argument("shardopt: StateBuffers names " + in_quotes(name) + " twice");
+      }
       bool known = false;
       for (const auto& buffer : plan_.buffers) known = known || buffer.name == name;
       if (!known)

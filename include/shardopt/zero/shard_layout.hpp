@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -62,7 +63,8 @@ struct Bucket {
 class ShardLayout {
  public:
   /// @param groups  names in the order of the configuration
-  /// @throws std::invalid_argument for a parameter of an unknown group, or a policy that breaks its contract
+  /// @throws std::invalid_argument for a parameter of an unknown group, a policy that breaks its contract, or
+  /// more elements than can be planned
   template <class Policy>
   ShardLayout(const ParameterTable& table, const std::vector<std::string>& groups, const Policy& policy,
               int rank, int world, std::int64_t gradient_bytes)
@@ -70,6 +72,7 @@ class ShardLayout {
         world_(world),
         elements_(table.trainable_elements()),
         updates_everything_(Policy::updates_everything) {
+    require_plannable(elements_);
     std::vector<std::int64_t> begins;
     collect_parameters(table, groups, begins);
     const FlatSpace space{elements_, begins};

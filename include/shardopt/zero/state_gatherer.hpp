@@ -3,32 +3,32 @@
 
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/core/parameter_table.hpp>
+#include <shardopt/zero/host_wait.hpp>
 #include <shardopt/zero/shard_layout.hpp>
 #include <shardopt/zero/state_run.hpp>
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <string_view>
 #include <vector>
 
 namespace shardopt::inline v0::detail {
 
-/// Device memory for the time of a call.
-template <class Device>
+/// Device memory for the time of a call. Left to the process if a device may use it for ever.
+template <Collective Comm>
 class TemporaryMemory {
  public:
-  TemporaryMemory(const Device& device, std::int64_t bytes)
-      : device_(device), memory_(bytes > 0 ? device.allocate(bytes) : nullptr) {}
+  TemporaryMemory(const Comm& comm, std::int64_t bytes)
+      : comm_(comm), memory_(bytes > 0 ? comm.device().allocate(bytes) : nullptr) {}
   TemporaryMemory(const TemporaryMemory&) = delete;
   TemporaryMemory& operator=(const TemporaryMemory&) = delete;
   ~TemporaryMemory() {
-    if (memory_ != nullptr) device_.deallocate(memory_);
+    if (memory_ != nullptr && !is_stuck(comm_)) comm_.device().deallocate(memory_);
   }
   [[nodiscard]] float* get() const noexcept { return static_cast<float*>(memory_); }
 
  private:
-  Device device_;
+  const Comm& comm_;
   void* memory_;
 };
 
@@ -43,7 +43,7 @@ void gather_sharded_state(Comm& comm, const ShardLayout& layout, const Parameter
   const auto& device = comm.device();
   std::int64_t largest = 0;
   for (const Bucket& bucket : layout.buckets()) largest = (std::max)(largest, bucket.flat.size());
-  const TemporaryMemory staging(device, largest * static_cast<std::int64_t>(sizeof(float)));
+  const TemporaryMemory<Comm> staging(comm, largest * static_cast<std::int64_t>(sizeof(float)));
   std::vector<float> whole(static_cast<std::size_t>(comm.rank() == root ? largest : 0));
   for (const Bucket& bucket : layout.buckets()) {
     const Range own = bucket.blocks().block(layout.rank());
@@ -51,6 +51,7 @@ void gather_sharded_state(Comm& comm, const ShardLayout& layout, const Parameter
                 own.size() * static_cast<std::int64_t>(sizeof(float)), comm.stream());
     comm.all_gather(staging.get(), bucket.blocks(), Dtype::fp32);
     if (comm.rank() != root) continue;
+    wait_for(comm, comm.stream());
     device.download(whole.data(), staging.get(),
                     bucket.flat.size() * static_cast<std::int64_t>(sizeof(float)), comm.stream());
     for (const Segment& segment : bucket.segments) {
@@ -59,7 +60,7 @@ void gather_sharded_state(Comm& comm, const ShardLayout& layout, const Parameter
                       (segment.flat.begin - table.entries()[segment.entry].flat.begin));
     }
   }
-  device.synchronize(comm.stream());  // the staging goes
+  wait_for(comm, comm.stream());  // the staging goes
 }
 
 }  // namespace shardopt::inline v0::detail

@@ -17,11 +17,15 @@ namespace shardopt::inline v0::detail {
 /// Before the first step.
 struct InitializeStep {
   StepState* state;
+  std::uint64_t rules_digest;
   DynamicLossScale loss_scale;
   bool scales_loss;
 
   SHARDOPT_HD void operator()() const {
     state->factors = StepFactors{};
+    state->result = StepResult{};
+    state->rules_digest = rules_digest;
+    state->late_lr_factor = 1.0f;
     state->counters.loss_scale = scales_loss ? loss_scale.initial : 1.0f;
     state->counters.loss_scale_hysteresis = loss_scale.hysteresis;
     state->before = state->counters;
@@ -36,6 +40,11 @@ struct SetFactors {
   SHARDOPT_HD void operator()() const { state->factors = factors; }
 };
 
+/// The gradient's scale, wherever it is.
+[[nodiscard]] SHARDOPT_HD inline float gradient_scale_of(const StepFactors& factors) {
+  return factors.device_gradient_scale != nullptr ? *factors.device_gradient_scale : factors.gradient_scale;
+}
+
 /// Before the all-reduce: adds this rank's digest and the engine's scalars.
 struct OpenStep {
   StepState* state;
@@ -43,9 +52,10 @@ struct OpenStep {
 
   SHARDOPT_HD void operator()() const {
     const StepFactors& factors = inputs.factors_on_device ? state->factors : inputs.factors;
-    const std::uint64_t digest = mix_bits(mix_bits(inputs.rules_digest ^ bits_of(factors.lr_factor)) ^
-                                          bits_of(factors.gradient_scale)) &
-                                 0xffffffU;
+    std::uint64_t digest = state->rules_digest;
+    const float compared[] = {factors.lr_factor, gradient_scale_of(factors), state->late_lr_factor};
+    for (const float each : compared) digest = mix_bits(digest ^ bits_of(each));
+    digest &= 0xffffffU;
     state->words[control_word::digest] = static_cast<std::int64_t>(digest);
     state->words[control_word::digest_squared] = static_cast<std::int64_t>(digest * digest);
     for (int k = 0; k < most_scalars; ++k) {
@@ -80,8 +90,7 @@ struct MeasureStep {
     StepState& s = *state;
     StepResult& r = s.result;
     const StepFactors factors = inputs.factors_on_device ? s.factors : inputs.factors;
-    const float given =
-        factors.device_gradient_scale != nullptr ? *factors.device_gradient_scale : factors.gradient_scale;
+    const float given = gradient_scale_of(factors);
     s.scale = math::div(math::widen(given), math::widen(s.counters.loss_scale));
     r.non_finite = s.words[control_word::non_finite];
     r.inputs_differ = digests_differ(s.words);
@@ -161,7 +170,9 @@ struct DecideStep {
     StepResult& r = s.result;
     const StepFactors& factors = inputs.factors_on_device ? s.factors : inputs.factors;
     s.before = s.counters;
-    if (inputs.scales_loss && !inputs.discard) {
+    s.late_lr_factor = inputs.late_lr ? factors.lr_factor : 1.0f;
+    // A step that overflowed moves the scale, whether or not the engine discards it besides.
+    if (inputs.scales_loss && (!inputs.discard || r.skipped)) {
       r.loss_scale_exhausted = advance_loss_scale(s.counters, inputs.loss_scale, r.skipped);
     }
     r.skipped = r.skipped || inputs.discard;
@@ -202,8 +213,13 @@ template <OptimizerRule Rule>
 struct AssignRule {
   Rule* to;
   Rule rule;
+  StepState* state;
+  std::uint64_t digest;  ///< over all groups, this one's new value included
 
-  SHARDOPT_HD void operator()() const { *to = rule; }
+  SHARDOPT_HD void operator()() const {
+    *to = rule;
+    state->rules_digest = digest;
+  }
 };
 
 }  // namespace shardopt::inline v0::detail

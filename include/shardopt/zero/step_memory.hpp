@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace shardopt::inline v0::detail {
 
@@ -32,6 +33,40 @@ struct PlannedMemory {
   MemoryPlan plan;
   ArenaOffsets offsets;
 };
+
+/// Room for the buffers of states and masters, or only their sizes where they are the engine's own.
+template <OptimizerRule Rule, PrecisionPolicy Precision>
+void plan_buffers(MemoryPlan& plan, ArenaCursor& arena, bool stateful, bool adopted) {
+  const auto add = [&](std::string name) {
+    const std::int64_t size = plan.owned_parameters * static_cast<std::int64_t>(sizeof(float));
+    plan.buffers.push_back(
+        {.name = std::move(name), .offset_bytes = adopted ? -1 : arena.reserve(size), .bytes = size});
+    return size;
+  };
+  if (stateful) {
+    for (const auto state : state_names<Rule>) plan.state_bytes += add(std::string(state));
+  }
+  if (Precision::has_master) plan.master_bytes = add("master");
+  plan.unsharded_state_bytes = static_cast<std::int64_t>(plan.buffers.size()) * plan.parameters *
+                               static_cast<std::int64_t>(sizeof(float));
+}
+
+/// Room for what the largest bucket needs while it travels.
+template <Collective Comm, PrecisionPolicy Precision>
+void plan_buckets(const ShardLayout& layout, Reduction reduction, PlannedMemory& result, ArenaCursor& arena) {
+  using Grad = typename Precision::Grad;
+  constexpr auto widest =
+      static_cast<std::int64_t>((std::max)(sizeof(typename Precision::Param), sizeof(Grad)));
+  MemoryPlan& plan = result.plan;
+  for (const Bucket& bucket : layout.buckets()) {
+    if (!bucket.in_place) plan.staging_bytes = (std::max)(plan.staging_bytes, bucket.flat.size() * widest);
+    plan.workspace_bytes =
+        (std::max)(plan.workspace_bytes,
+                   Comm::workspace_bytes(reduction, bucket.blocks(), dtype_of<Grad>, layout.rank()));
+  }
+  result.offsets.staging = arena.reserve(plan.staging_bytes);
+  result.offsets.workspace = arena.reserve(plan.workspace_bytes);
+}
 
 /// A pure function of its arguments: needs no device.
 /// @param stateful  whether the rule's states are kept
@@ -62,34 +97,8 @@ template <OptimizerRule Rule, Collective Comm, PrecisionPolicy Precision>
   plan.map_bytes = map_tiles(layout) * bytes(sizeof(Tile));
   result.offsets.map = arena.reserve(plan.map_bytes);
 
-  const auto add_buffer = [&](std::string name) {
-    const std::int64_t size = plan.owned_parameters * bytes(sizeof(float));
-    plan.buffers.push_back(
-        {.name = std::move(name), .offset_bytes = adopted ? -1 : arena.reserve(size), .bytes = size});
-    return size;
-  };
-  std::int64_t buffers = 0;
-  if (stateful) {
-    for (const auto state : state_names<Rule>) plan.state_bytes += add_buffer(std::string(state));
-    buffers += bytes(state_count<Rule>);
-  }
-  if (Precision::has_master) {
-    plan.master_bytes = add_buffer("master");
-    buffers += 1;
-  }
-  plan.unsharded_state_bytes = buffers * plan.parameters * bytes(sizeof(float));
-
-  for (const Bucket& bucket : layout.buckets()) {
-    if (!bucket.in_place) {
-      plan.staging_bytes =
-          (std::max)(plan.staging_bytes, bucket.flat.size() * (std::max)(param_bytes, grad_bytes));
-    }
-    plan.workspace_bytes = (std::max)(
-        plan.workspace_bytes,
-        Comm::workspace_bytes(reduction, bucket.blocks(), dtype_of<typename Precision::Grad>, layout.rank()));
-  }
-  result.offsets.staging = arena.reserve(plan.staging_bytes);
-  result.offsets.workspace = arena.reserve(plan.workspace_bytes);
+  plan_buffers<Rule, Precision>(plan, arena, stateful, adopted);
+  plan_buckets<Comm, Precision>(layout, reduction, result, arena);
   plan.device_bytes = arena.end();
   plan.pinned_bytes = TicketRing<typename Comm::Device>::pinned_bytes;
   return result;

@@ -42,7 +42,6 @@ struct StepInputs {
   StepFactors factors = {};
   bool factors_on_device =
       false;  ///< they are StepState's (set_inputs), not these: the step is being captured
-  std::uint64_t rules_digest = 0;           ///< over all groups' hyper-parameters
   const float* scalars[most_scalars] = {};  ///< the engine's, device memory, or null
   float max_norm = 0;
   float clip_epsilon = 0;
@@ -50,8 +49,16 @@ struct StepInputs {
   NonFinite non_finite = NonFinite::skip;
   bool count_skipped = false;
   bool discard = false;  ///< the engine decided to skip
+  bool late_lr = false;  ///< factors.lr_factor comes when its all-reduce has gone: the next one compares it
   bool scales_loss = false;
   DynamicLossScale loss_scale = {};
+
+  /// Whether the all-reduce needs device memory that the engine writes.
+  [[nodiscard]] bool reads_engine_memory() const noexcept {
+    bool reads = factors.device_gradient_scale != nullptr;
+    for (const float* scalar : scalars) reads = reads || scalar != nullptr;
+    return reads;
+  }
 };
 
 }  // namespace detail
@@ -75,7 +82,9 @@ struct StepState {
   std::int64_t words[control_word::count];
   StepResult result;
   StepFactors factors;
-  double scale;  ///< what this step's gradient is multiplied by before clipping
+  double scale;                ///< what this step's gradient is multiplied by before clipping
+  std::uint64_t rules_digest;  ///< over all groups' hyper-parameters, as replays find them
+  float late_lr_factor;        ///< of the last step, where no all-reduce has compared it yet; else 1
 };
 
 }  // namespace detail

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <shardopt/core/error.hpp>
+#include <shardopt/zero/host_wait.hpp>
 #include <shardopt/zero/observer.hpp>
 #include <shardopt/zero/step_result.hpp>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -55,11 +55,7 @@ class TicketRing final : public TicketSource {
   static constexpr std::int64_t slots = 64;
   static constexpr std::int64_t pinned_bytes = slots * static_cast<std::int64_t>(sizeof(StepResult));
 
-  /// How the host waits for an event: the device's own way, or one that gives up when a collective has
-  /// failed.
-  using Wait = std::function<void(const typename Device::Event&)>;
-
-  TicketRing(const Device& device, Wait wait, void* pinned, Observer* observer)
+  TicketRing(const Device& device, HostWait<Device> wait, void* pinned, Observer* observer)
       : device_(device),
         wait_(std::move(wait)),
         results_(static_cast<StepResult*>(pinned)),
@@ -79,8 +75,16 @@ class TicketRing final : public TicketSource {
   /// The number of the slot claimed last.
   [[nodiscard]] std::int64_t last() const noexcept { return next_ - 1; }
 
-  /// The memory is about to go.
-  void close() noexcept { results_ = nullptr; }
+  /// The memory is about to go, and with it all that waits for it: a ticket kept for long must keep no
+  /// communicator.
+  void close() noexcept {
+    results_ = nullptr;
+    wait_ = nullptr;
+    for (Entry& entry : entries_) entry = Entry{};
+  }
+
+  /// Iterations are counted anew: those to come were not told of.
+  void recount() noexcept { told_.fill(0); }
 
   [[nodiscard]] StepResult collect(std::int64_t sequence) override {
     if (results_ == nullptr) throw Error("shardopt: the optimizer that issued this ticket is gone");
@@ -99,7 +103,7 @@ class TicketRing final : public TicketSource {
                   std::to_string(result.loss_scale) + " (iteration " + std::to_string(result.iteration) +
                   ")");
     }
-    if (result.skipped && observer_ != nullptr) observer_->step_skipped(result);
+    if (result.skipped && observer_ != nullptr) tell_once(result);
     return result;
   }
 
@@ -109,15 +113,24 @@ class TicketRing final : public TicketSource {
     typename Device::Event written = {};
   };
 
+  /// A step may have several tickets, and a ticket may be asked again.
+  void tell_once(const StepResult& result) {
+    std::int64_t& told = told_[at(result.iteration)];
+    if (told == result.iteration) return;
+    told = result.iteration;
+    observer_->step_skipped(result);
+  }
+
   [[nodiscard]] static std::size_t at(std::int64_t sequence) noexcept {
     return static_cast<std::size_t>(sequence % slots);
   }
 
   Device device_;
-  Wait wait_;
+  HostWait<Device> wait_;
   StepResult* results_;
   Observer* observer_;
   std::array<Entry, slots> entries_;
+  std::array<std::int64_t, slots> told_{};  ///< iterations of the skipped steps that the observer knows
   std::int64_t next_ = 0;
 };
 

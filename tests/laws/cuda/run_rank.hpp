@@ -167,17 +167,17 @@ class RankRun {
   }
 
   [[nodiscard]] so::StepTicket one_step(Optimizer& optimizer, int step) const {
-    const so::StepOptions options{.lr_factor = lr_factor(workload_, step),
-                                  .gradient_scale = gradient_scale(workload_, step)};
+    const float factor = lr_factor(workload_, step);
+    const so::StepOptions sums{.gradient_scale = gradient_scale(workload_, step)};
     if (step == workload_.discarded_step) {
-      static_cast<void>(optimizer.reduce(options, engine_.stream()));
+      static_cast<void>(optimizer.reduce(sums, engine_.stream()));
       return optimizer.discard(engine_.stream());
     }
     if (step % 4 == 3) {
-      static_cast<void>(optimizer.reduce(options, engine_.stream()));
-      return optimizer.apply(options, engine_.stream());
+      static_cast<void>(optimizer.reduce(sums, engine_.stream()));
+      return optimizer.apply({.lr_factor = factor}, engine_.stream());
     }
-    return optimizer.step(options, engine_.stream());
+    return optimizer.step({.lr_factor = factor, .gradient_scale = sums.gradient_scale}, engine_.stream());
   }
 
   const Workload& workload_;

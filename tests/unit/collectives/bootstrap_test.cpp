@@ -159,6 +159,42 @@ TEST_CASE("who does not come before the deadline is named", "[collectives][host]
              ContainsSubstring("rank 2 has not reached rank 0 at 127.0.0.1:" + std::to_string(port)));
 }
 
+TEST_CASE("an address that never answers holds nobody up beyond the deadline", "[collectives][host][B067]") {
+  // A listener whose queue is full drops what asks to connect: the system would try for minutes.
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  const so::detail::Socket listener(::socket(AF_INET, SOCK_STREAM, 0));
+  REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+  REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  REQUIRE(::listen(listener.get(), 0) == 0);
+  std::vector<so::detail::Socket> waiting;
+  for (int k = 0; k < 4; ++k) {
+    waiting.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    static_cast<void>(::connect(waiting.back().get(), reinterpret_cast<sockaddr*>(&address), size));
+  }
+  const int port = ntohs(address.sin_port);
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THAT(failure_of({.rank = 1, .world = 2, .address = "127.0.0.1", .port = port}, 300ms),
+             ContainsSubstring("rank 1 has not reached rank 0"));
+  CHECK(std::chrono::steady_clock::now() - start < 20s);
+}
+
+TEST_CASE("the longest deadline is no overflow", "[collectives][host]") {
+  const int port = free_port();
+  std::array<int, 2> values{7, 0};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      so::share_from_rank_0({.rank = rank, .world = 2, .address = "127.0.0.1", .port = port},
+                            values[static_cast<std::size_t>(rank)], std::chrono::milliseconds::max());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(values[1] == 7);
+}
+
 TEST_CASE("ranks that disagree about the world, or share a rank, are told so", "[collectives][host]") {
   const int port = free_port();
   const so::ProcessPlace other =

@@ -5,11 +5,17 @@
 #include <shardopt/collectives/threads.hpp>
 #include <support/small_engine.hpp>
 
+#include <pthread.h>
+
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -155,4 +161,170 @@ TEST_CASE("A collective that is destroyed while others wait for it is an error f
   { const HostThreads leaves = std::move(comms[1]); }
   waiter.join();
   CHECK(message.find("rank 1 has left") != std::string::npos);
+}
+
+namespace {
+
+/// In static storage: outlives whatever main() made, and whatever the library makes at its first use.
+std::vector<HostThreads> kept_to_the_end;  // NOLINT
+
+}  // namespace
+
+TEST_CASE("Collectives in static storage can be let go at the end of the process", "[collectives][host]") {
+  // What would go wrong does so at exit: a sanitizer sees it.
+  kept_to_the_end = HostThreads::make(2);
+  CHECK(kept_to_the_end[1].rank() == 1);
+}
+
+TEST_CASE("A rank whose memory others read is not let go by an abort", "[collectives][host][B066]") {
+  constexpr std::int64_t size = 1 << 24;
+  const std::vector<std::int64_t> borders{0, 0, size};  // rank 0 owns nothing and has done at once
+  std::vector<float> sum(2, 0.0f);
+  std::vector<std::string> later(2);
+  const auto thrown = message_of([&] {
+    HostThreads::run(2, [&](HostThreads comm) {
+      const auto rank = static_cast<std::size_t>(comm.rank());
+      HostThreads view = comm.borrow();
+      std::vector<float> data(static_cast<std::size_t>(size), 1.5f);
+      comm.barrier();
+      std::thread watchdog;
+      if (rank == 0) watchdog = std::thread([&] { view.abort("too slow"); });
+      const auto message = message_of<so::CollectiveError>([&] {
+        comm.reduce_scatter(data.data(), {borders}, so::Dtype::fp32, so::Reduction::ordered, nullptr);
+      });
+      sum[rank] = message.empty() ? data.back() : 3.0f;  // the abort may have come first
+      data = {};                                         // unmapped at once
+      if (watchdog.joinable()) watchdog.join();
+      later[rank] = message_of<so::CollectiveError>([&] { comm.barrier(); });
+    });
+  });
+  CHECK(thrown == "");
+  CHECK(sum[1] == 3.0f);
+  for (const std::string& text : later) CHECK(text.find("too slow") != std::string::npos);
+}
+
+TEST_CASE("A deadline counts until the last rank has come, not while ranks copy", "[collectives][host]") {
+  const auto shared = std::make_shared<so::detail::Rendezvous>(2, std::chrono::milliseconds(1000));
+  std::vector<std::string> texts(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const so::detail::ThreadMember member(shared, rank, false);
+      texts[static_cast<std::size_t>(rank)] = message_of<so::CollectiveError>([&] {
+        member.meet({.operation = "work"}, [&] {
+          if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        });
+        member.meet({.operation = "more"}, [] {});
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(texts == std::vector<std::string>(2));
+}
+
+TEST_CASE("A rank that throws while others read its memory waits for them first", "[collectives][host]") {
+  struct Own {};
+  std::atomic<bool> reads{false};
+  std::atomic<bool> early{false};
+  CHECK_THROWS_AS(
+      so::detail::ThreadMember::run(2,
+                                    [&](const so::detail::ThreadMember& member) {
+                                      const int rank = member.rank();
+                                      try {
+                                        member.meet({.operation = "work"}, [&] {
+                                          if (rank == 0) throw Own{};
+                                          reads = true;
+                                          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                                          reads = false;
+                                        });
+                                      } catch (const Own&) {
+                                        early = reads.load();
+                                        throw;
+                                      }
+                                    },
+                                    {}),
+      Own);
+  CHECK_FALSE(early);
+}
+
+TEST_CASE("Deadlines of any length are kept, and negative ones are refused", "[collectives][host]") {
+  for (const auto deadline :
+       {std::chrono::milliseconds::max(), std::chrono::milliseconds(std::chrono::hours(24 * 365 * 300))}) {
+    CAPTURE(deadline.count());
+    CHECK(message_of([&] {
+            HostThreads::run(
+                3, [](HostThreads comm) { comm.barrier(); }, deadline);
+          }) == "");
+  }
+  const auto refused = [](const auto& body) { return message_of<std::invalid_argument>(body); };
+  CHECK(refused([] {
+          HostThreads::run(
+              2, [](HostThreads) {}, std::chrono::milliseconds(-5));
+        }).find("-5 ms") != std::string::npos);
+  CHECK(refused([] {
+          static_cast<void>(HostThreads::make(2, std::chrono::milliseconds(-1)));
+        }).find("negative") != std::string::npos);
+}
+
+TEST_CASE("When the system gives no more threads, those that run end and the caller is told",
+          "[collectives][host]") {
+  // The first rank makes every further thread ask for a stack that no machine has.
+  std::size_t usual = 0;
+  pthread_attr_t attributes;
+  REQUIRE(pthread_getattr_default_np(&attributes) == 0);
+  REQUIRE(pthread_attr_getstacksize(&attributes, &usual) == 0);
+  int tries = 0;
+  std::string message;
+  while (message.empty() && ++tries <= 50) {  // all might be started before the first one runs
+    message = message_of<std::system_error>([&] {
+      HostThreads::run(64, [&](HostThreads comm) {
+        if (comm.rank() == 0) {
+          pthread_attr_t greedy = attributes;
+          pthread_attr_setstacksize(&greedy, std::size_t{1} << 46);
+          pthread_setattr_default_np(&greedy);
+        }
+        comm.barrier();
+      });
+    });
+    REQUIRE(pthread_setattr_default_np(&attributes) == 0);
+  }
+  pthread_attr_destroy(&attributes);
+  CHECK(message != "");
+}
+
+TEST_CASE("abort() a second time, or by several threads at once, changes nothing",
+          "[collectives][host][B067]") {
+  auto comms = HostThreads::make(3);
+  comms[1].abort("first");
+  std::vector<std::thread> threads;
+  for (const std::size_t rank : {0U, 1U, 2U, 2U})
+    threads.emplace_back([&comms, rank] { comms[rank].abort("later"); });
+  for (std::thread& thread : threads) thread.join();
+  for (auto& comm : comms) {
+    for (int again = 0; again < 2; ++again) {
+      const auto message = message_of<so::CollectiveError>([&] { comm.barrier(); });
+      CHECK(message == "shardopt: rank 1 failed: first");
+    }
+  }
+}
+
+TEST_CASE("A rank that never comes is an error after the deadline, and the process can go on",
+          "[collectives][host][B067]") {
+  using Clock = std::chrono::steady_clock;
+  for (int round = 0; round < 2; ++round) {
+    auto comms = HostThreads::make(2, std::chrono::milliseconds(400));
+    std::int64_t value = 1;
+    const auto start = Clock::now();
+    const auto first = message_of<so::CollectiveError>([&] { comms[0].all_reduce(&value, 1); });
+    const auto waited = Clock::now() - start;
+    CHECK(waited >= std::chrono::milliseconds(400));
+    CHECK(waited < std::chrono::seconds(30));
+    CHECK(first.find("rank 0 wait in all_reduce for rank 1, which did not come within 400 ms") !=
+          std::string::npos);
+    const auto again = Clock::now();
+    CHECK(message_of<so::CollectiveError>([&] { comms[0].barrier(); }) == first);
+    CHECK(message_of<so::CollectiveError>([&] { comms[1].barrier(); }) == first);
+    CHECK(Clock::now() - again < std::chrono::milliseconds(400));  // at once
+    CHECK(value == 1);
+  }  // the destructors neither throw nor wait
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -26,6 +27,21 @@ double sum_of(const std::vector<double>& values) {
   Words words{};
   for (const double value : values) add(words, value);
   return so::exact_sum::Squares::to_double(words.data());
+}
+
+/// The words of signed floats, as a step adds them, and their sum.
+double sum_of_floats(const std::vector<float>& values) {
+  using Floats = so::exact_sum::Floats;
+  std::array<std::int64_t, Floats::limbs> words{};
+  for (const float value : values) {
+    const auto addend = Floats::split(static_cast<double>(value));
+    for (int part = 0; part < 3; ++part) {
+      const auto word = static_cast<std::int64_t>(addend.parts[part]);
+      if (word != 0)
+        words.at(static_cast<std::size_t>(addend.first + part)) += std::signbit(value) ? -word : word;
+    }
+  }
+  return Floats::to_double(words.data());
 }
 
 constexpr double largest = static_cast<double>(std::numeric_limits<float>::max());
@@ -91,19 +107,7 @@ TEST_CASE(
 }
 
 TEST_CASE("Signed sums of floats are exact and cancel exactly", "[core][host]") {
-  using Floats = so::exact_sum::Floats;
-  const auto sum = [](const std::vector<float>& values) {
-    std::array<std::int64_t, Floats::limbs> words{};
-    for (const float value : values) {
-      const auto addend = Floats::split(static_cast<double>(value));
-      for (int part = 0; part < 3; ++part) {
-        const auto word = static_cast<std::int64_t>(addend.parts[part]);
-        if (word != 0)
-          words.at(static_cast<std::size_t>(addend.first + part)) += std::signbit(value) ? -word : word;
-      }
-    }
-    return Floats::to_double(words.data());
-  };
+  const auto sum = sum_of_floats;
   const float large = std::numeric_limits<float>::max();
   CHECK(sum({}) == 0);
   CHECK(sum({large, 0x1p-149f, -large}) == 0x1p-149);
@@ -120,4 +124,35 @@ TEST_CASE("Signed sums of floats are exact and cancel exactly", "[core][host]") 
     expected.add(static_cast<double>(values.back()));
   }
   CHECK(sum(values) == expected.value());
+}
+
+TEST_CASE("Floats of every exponent come back as they went in, and cancel what is larger by one bit",
+          "[core][host]") {
+  constexpr std::array<std::uint32_t, 5> mantissas{0x000000, 0x000001, 0x2aaaab, 0x555555, 0x7fffff};
+  for (std::uint32_t exponent = 0; exponent < 255; ++exponent) {
+    CAPTURE(exponent);
+    for (const std::uint32_t mantissa : mantissas) {
+      const auto value = std::bit_cast<float>(exponent << 23 | mantissa);
+      const double exact = static_cast<double>(value);
+      REQUIRE(sum_of_floats({value}) == exact);
+      REQUIRE(sum_of_floats({-value}) == -exact);
+      REQUIRE(sum_of_floats({value, value, value}) == 3 * exact);
+      const float next = std::nextafter(value, std::numeric_limits<float>::max());
+      REQUIRE(sum_of_floats({next, -value}) == static_cast<double>(next) - exact);
+    }
+  }
+}
+
+TEST_CASE("Sums of floats of neighbouring exponents are the exact sum, rounded once", "[core][host]") {
+  for (int exponent = -149; exponent <= 100; ++exponent) {
+    CAPTURE(exponent);
+    std::vector<float> values;
+    ExactSum expected;
+    for (std::uint64_t k = 0; k < 40; ++k) {
+      const double mantissa = static_cast<double>(noise(exponent + 200, k) % 16777216) - 8388608;
+      values.push_back(static_cast<float>(std::ldexp(mantissa, exponent + static_cast<int>(k % 4))));
+      expected.add(static_cast<double>(values.back()));
+    }
+    REQUIRE(sum_of_floats(values) == expected.value());
+  }
 }

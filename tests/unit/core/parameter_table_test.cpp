@@ -109,9 +109,32 @@ TEST_CASE("An alias names an earlier parameter of its shape and takes its group"
                   "'later', which is not in the table");
   require_refused(table, {.name = "b", .shape = {3, 2}, .alias_of = "a"},
                   "has shape [3, 2] but is an alias of 'a' with shape [2, 3]");
-  const auto b = table.add({.name = "b", .shape = {2, 3}, .group = "plain", .alias_of = "a"});
+  const auto b = table.add({.name = "b", .shape = {2, 3}, .alias_of = "a"});
   CHECK(table[b].group == "decay");
   CHECK(table[b].frozen);
+  CHECK_NOTHROW(table.add({.name = "c", .shape = {2, 3}, .group = "decay", .frozen = true, .alias_of = "b"}));
+}
+
+TEST_CASE("An alias that is given another group than its parameter's, or as frozen, is refused",
+          "[core][host]") {
+  so::ParameterTable table;
+  table.add({.name = "a", .shape = {6}, .offset = 0, .group = "decay"});
+  require_refused(table, {.name = "b", .shape = {6}, .group = "plain", .alias_of = "a"},
+                  "is given group 'plain' but is an alias of 'a', which is in group 'decay'");
+  require_refused(table, {.name = "b", .shape = {6}, .frozen = true, .alias_of = "a"}, "freeze that");
+}
+
+TEST_CASE("What was refused does not decide whether a table has offsets or pointers", "[core][host]") {
+  float memory[8] = {};
+  constexpr std::int64_t limit = (std::numeric_limits<std::int64_t>::max)();
+  so::ParameterTable table;
+  require_refused(table, {.name = "a", .shape = {2}, .offset = limit}, "ends beyond 2^63-1");
+  CHECK_NOTHROW(table.add({.name = "a", .shape = {4}, .parameter = memory, .gradient = memory + 4}));
+  CHECK(table.separate());
+  so::ParameterTable flat;
+  require_refused(flat, {.name = "a", .shape = {limit, 2}, .parameter = memory, .gradient = memory},
+                  "is too large");
+  CHECK_NOTHROW(flat.add({.name = "a", .shape = {4}, .offset = 0}));
 }
 
 TEST_CASE("Sizes and ends beyond 64 bits are refused", "[core][host]") {

@@ -191,6 +191,24 @@ struct NamesOfAnotherState {
     return param;
   }
 };
+template <int variant>
+struct NamesThatClash {
+  template <class V>
+  struct State {
+    V momentum;
+    V second;
+  };
+  static constexpr std::array<std::string_view, 2> state_names{"momentum", variant == 0   ? "second"
+                                                                           : variant == 1 ? "momentum"
+                                                                           : variant == 2 ? "master"
+                                                                                          : ""};
+  struct Constants {};
+  Constants constants(so::StepScalars) const { return {}; }
+  template <class V>
+  SHARDOPT_RULE static V update(Constants, V param, V, State<V>&) {
+    return param;
+  }
+};
 struct WithConstructor {
   WithConstructor() {}
   template <class V>
@@ -255,6 +273,10 @@ TEST_CASE("Near misses are not rules", "[rules][host]") {
   STATIC_REQUIRE_FALSE(so::OptimizerRule<UpdateInDouble>);
   STATIC_REQUIRE_FALSE(so::OptimizerRule<UpdateNotStatic>);
   STATIC_REQUIRE_FALSE(so::OptimizerRule<NamesOfAnotherState>);
+  STATIC_REQUIRE(so::OptimizerRule<NamesThatClash<0>>);
+  STATIC_REQUIRE_FALSE(so::OptimizerRule<NamesThatClash<1>>);  // two states of one name
+  STATIC_REQUIRE_FALSE(so::OptimizerRule<NamesThatClash<2>>);  // the name of the library's own masters
+  STATIC_REQUIRE_FALSE(so::OptimizerRule<NamesThatClash<3>>);  // a state without a name
   STATIC_REQUIRE_FALSE(so::OptimizerRule<WithConstructor>);
   STATIC_REQUIRE_FALSE(so::OptimizerRule<WithVirtual>);
   STATIC_REQUIRE_FALSE(so::OptimizerRule<WithText>);

@@ -93,6 +93,51 @@ TEST_CASE("The first update sets the momentum buffer to the gradient, without da
   REQUIRE(elements.parameters[0] == -14.0f);
 }
 
+TEST_CASE("The first gradient is the momentum buffer whenever it comes, as in PyTorch", "[rules][host]") {
+  const so::SGD rule{.lr = 1.0, .momentum = 0.5, .dampening = 0.75};
+  drive::Elements<so::SGD> elements({0.0f, 0.0f});
+  drive::step(drive::By::packs, rule, {.update = 7}, elements, {8.0f, 0.0f});  // skipped steps were counted
+  REQUIRE(elements.state[0][0] == 8.0f);
+  REQUIRE(elements.state[0][1] == 0.0f);
+  // A gradient of zero was one, too: what comes then is dampened.
+  drive::step(drive::By::packs, rule, {.update = 8}, elements, {8.0f, 8.0f});
+  REQUIRE(elements.state[0][0] == 6.0f);
+  REQUIRE(elements.state[0][1] == 2.0f);
+}
+
+TEST_CASE("Momentum that is switched on later begins with the gradient; switched off, its buffer stays",
+          "[rules][host]") {
+  const so::SGD without{.lr = 1.0};
+  const so::SGD with{.lr = 1.0, .momentum = 0.5};
+  drive::Elements<so::SGD> elements({0.0f});
+  drive::step(drive::By::packs, without, {.update = 1}, elements, {8.0f});
+  REQUIRE(elements.parameters[0] == -8.0f);
+  drive::step(drive::By::packs, with, {.update = 2}, elements, {1.0f});
+  REQUIRE(elements.parameters[0] == -9.0f);
+  drive::step(drive::By::packs, without, {.update = 3}, elements, {4.0f});
+  REQUIRE(elements.parameters[0] == -13.0f);
+  drive::step(drive::By::packs, with, {.update = 4}, elements, {1.0f});
+  REQUIRE(elements.parameters[0] == -14.5f);  // 0.5 · 1 + 1
+}
+
+TEST_CASE("A momentum buffer that is infinite does no harm once momentum is off", "[rules][host]") {
+  const so::SGD rule{.lr = 1.0};
+  drive::Elements<so::SGD> elements({0.0f});
+  elements.state[0][0] = HUGE_VALF;
+  drive::step(drive::By::packs, rule, {.update = 9}, elements, {2.0f});
+  REQUIRE(elements.parameters[0] == -2.0f);
+}
+
+TEST_CASE("A learning rate beyond what a float holds moves nothing where the gradient is zero",
+          "[rules][host]") {
+  for (const so::SGD& rule : {so::SGD{.lr = 3e38}, so::SGD{.lr = 3e38, .momentum = 0.9}}) {
+    drive::Elements<so::SGD> elements({1.0f, 1.0f});
+    drive::step(drive::By::packs, rule, {.lr_factor = 10.0f, .update = 1}, elements, {0.0f, 0.25f});
+    REQUIRE(elements.parameters[0] == 1.0f);
+    REQUIRE(elements.parameters[1] < -8e37f);
+  }
+}
+
 TEST_CASE("Nesterov's step looks ahead", "[rules][host]") {
   const so::SGD rule{.lr = 1.0, .momentum = 0.5, .nesterov = true};
   drive::Elements<so::SGD> elements({0.0f});
@@ -128,12 +173,13 @@ TEST_CASE("SGD's hyper-parameters out of range are refused by name", "[rules][ho
     REQUIRE_THROWS_MATCHES(so::validate(rule), std::invalid_argument,
                            MessageMatches(ContainsSubstring(text)));
   };
-  for (const double bad : {-1e-9, std::nan(""), HUGE_VAL}) {
+  for (const double bad : {-1e-9, std::nan(""), HUGE_VAL, 1e39}) {
     refused({.lr = bad}, "sgd: lr is ");
     refused({.momentum = bad}, "momentum is ");
     refused({.weight_decay = bad}, "weight_decay is ");
   }
   refused({.dampening = std::nan("")}, "dampening is NaN");
+  refused({.dampening = -1e39}, "finite, as a float too");
   refused({.nesterov = true}, "nesterov needs momentum > 0 and dampening 0");
   refused({.momentum = 0.9, .dampening = 0.1, .nesterov = true},
           "nesterov needs momentum > 0 and dampening 0");

@@ -128,7 +128,7 @@ TEST_CASE("The least policy trains, with all state on one rank", "[sharding][hos
                                                                            std::move(comm), 1.0);
     engine.fill_gradients(1);
     engine.step();
-    engine.optimizer.verify_parameters();
+    engine.optimizer.verify_parameters({});
     return std::pair(engine.state("exp_avg").size(), engine.parameter(1002));
   });
   CHECK(states[0].first == 1003);

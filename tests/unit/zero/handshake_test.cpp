@@ -4,6 +4,9 @@
 #include <shardopt/zero/handshake.hpp>
 #include <support/small_engine.hpp>
 
+#include <cstddef>
+#include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -14,6 +17,34 @@ TEST_CASE("Texts are told once, with the ranks that have them", "[zero][host]") 
   CHECK(text_by_ranks({"a"}) == "rank 0: 'a'");
   CHECK(text_by_ranks({"a", "b", "a"}) == "rank 0, 2: 'a'; rank 1: 'b'");
   CHECK(text_by_ranks({"c", "b", "a"}) == "rank 0: 'c'; rank 1: 'b'; rank 2: 'a'");
+}
+
+TEST_CASE("Whatever a rank's set-up throws, the other ranks are told instead of waiting",
+          "[zero][law9][host]") {
+  struct Own {};
+  const bool standard = GENERATE(false, true);
+  std::vector<int> own(3, 0);
+  const auto messages = on_ranks(3, [&](HostThreads comm) {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    std::vector<std::byte> scratch(3 * so::detail::handshake_bytes);
+    try {
+      so::detail::set_up(comm, [&] {
+        if (rank == 1 && standard) throw std::runtime_error("no such tensor");
+        if (rank == 1) throw Own{};
+      });
+      so::detail::Setup().require_agreement(comm, scratch.data());
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    } catch (const Own&) {
+      own[rank] = 1;
+    }
+    return std::string();
+  });
+  CHECK(own == std::vector<int>{0, standard ? 0 : 1, 0});
+  if (standard) CHECK(messages[1] == "no such tensor");
+  for (const std::size_t other : {0U, 2U})
+    CHECK(messages[other] == std::string("shardopt: rank 1 could not be set up: ") +
+                                 (standard ? "no such tensor" : "an exception that is no std::exception"));
 }
 
 TEST_CASE("The first line that differs is found wherever it stands", "[zero][law6][host]") {

@@ -141,6 +141,19 @@ TEST_CASE("A step that the engine discards moves no loss scale", "[zero][host]")
   CHECK(scales == std::vector<float>{1024, 1024});
 }
 
+TEST_CASE("An overflow that the engine discards lowers the loss scale all the same", "[zero][host]") {
+  const auto scales = on_ranks(2, [](HostThreads comm) {
+    const bool bad = comm.rank() == 1;
+    Engine<Optimizer> engine(table_of_sizes({8}), config_with({.initial = 1024}), std::move(comm));
+    engine.fill_gradients(bad ? std::numeric_limits<double>::infinity() : 1);
+    engine.optimizer.reduce({}, {});
+    const auto result = engine.optimizer.discard({}).get();
+    return std::vector<float>{*engine.optimizer.loss_scale(), result.loss_scale,
+                              result.skipped ? 1.0f : 0.0f};
+  });
+  for (const auto& scale : scales) CHECK(scale == std::vector<float>{512, 1024, 1});
+}
+
 TEST_CASE("A loss scale out of range is refused with the field's name", "[zero][law9][host]") {
   const auto refusal = [](const so::DynamicLossScale& scale) {
     return message_of<std::invalid_argument>(
@@ -149,6 +162,10 @@ TEST_CASE("A loss scale out of range is refused with the field's name", "[zero][
   CHECK(refusal({}) == "");
   CHECK(refusal({.initial = 0}).find("config.loss_scale: initial") != std::string::npos);
   CHECK(refusal({.initial = std::numeric_limits<float>::infinity()}).find("initial") != std::string::npos);
+  CHECK(refusal({.initial = 1e-40f, .minimum = 1e-40f}).find("initial must be at least 2^-126") !=
+        std::string::npos);  // its inverse is infinite, and a gradient of 0 would become NaN
+  CHECK(refusal({.initial = 1, .minimum = 1e-40f}).find("minimum") != std::string::npos);
+  CHECK(refusal({.initial = 0x1p-126f, .minimum = 0x1p-126f}) == "");
   CHECK(refusal({.growth_factor = 1}).find("growth_factor") != std::string::npos);
   CHECK(refusal({.backoff_factor = 1}).find("backoff_factor") != std::string::npos);
   CHECK(refusal({.backoff_factor = 0}).find("backoff_factor") != std::string::npos);

@@ -8,7 +8,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 using namespace test;
@@ -149,13 +151,46 @@ TEST_CASE("A rank that does not exist is refused", "[zero][law9][host]") {
   }
 }
 
+TEST_CASE("More elements than bytes can be counted for are refused, as many as can are planned",
+          "[zero][host]") {
+  const auto refusal = [](auto optimizer, std::int64_t elements, std::int64_t bucket_bytes) {
+    using Optimizer = typename decltype(optimizer)::type;
+    so::ParameterTable table;
+    table.add({.name = "w", .shape = {elements}, .offset = 0});
+    return message_of<std::invalid_argument>([&] {
+      static_cast<void>(Optimizer::plan(table, {.sharding = {.bucket_bytes = bucket_bytes}}, {.world = 3}));
+    });
+  };
+  constexpr std::int64_t any = INT64_MAX;
+  for (const std::int64_t elements : {(std::int64_t{1} << 48) + 1, std::int64_t{1} << 61, any}) {
+    CAPTURE(elements);
+    const std::string told = std::to_string(elements) + " trainable elements; at most 2^48";
+    CHECK(refusal(std::type_identity<ThreadsOptimizer<so::Adam>>{}, elements, any).find(told) !=
+          std::string::npos);
+    CHECK(refusal(std::type_identity<ThreadsOptimizer<so::Adam, Bf16, so::PerParameterSharding>>{}, elements,
+                  any)
+              .find(told) != std::string::npos);
+    const std::vector<std::int64_t> begins{0};
+    const so::FlatSpace space{elements, begins};
+    CHECK_THROWS_AS(so::FlatSharding{}.plan(space, 8, 4), std::invalid_argument);
+    CHECK_THROWS_AS(so::Replicated{}.plan(space, 8, 4), std::invalid_argument);
+    CHECK_THROWS_AS(so::PerParameterSharding{}.plan(space, 8, 4), std::invalid_argument);
+  }
+  so::ParameterTable largest;
+  largest.add({.name = "w", .shape = {std::int64_t{1} << 48}, .offset = 0});
+  const auto mine =
+      ThreadsOptimizer<so::Adam>::plan(largest, {.sharding = {.bucket_bytes = any}}, {.world = 2});
+  CHECK(mine.parameter_bytes == std::int64_t{1} << 50);
+  CHECK(mine.unsharded_model_bytes() == std::int64_t{1} << 52);
+}
+
 TEST_CASE("An empty table can be planned and trained", "[zero][host]") {
   const so::ParameterTable nothing;
   const auto results = on_ranks(2, [&](HostThreads comm) {
     Engine<ThreadsOptimizer<so::Adam>> engine(nothing, {.max_norm = 1}, std::move(comm));
     const auto result = engine.step();
     engine.optimizer.zero_gradients({});
-    engine.optimizer.verify_parameters();
+    engine.optimizer.verify_parameters({});
     return std::pair(result.updates, result.norm);
   });
   for (const auto& result : results) CHECK(result == std::pair(std::int64_t{1}, 0.0));

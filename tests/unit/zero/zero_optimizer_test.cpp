@@ -11,6 +11,9 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 using namespace test;
@@ -162,9 +165,61 @@ TEST_CASE("Adopted state buffers are zeroed, or go on as they stand", "[zero][ho
     return result;
   });
   CHECK(adopted);
-  // In the first update the buffer is set to the gradient, whatever it held.
-  CHECK(seen[0] ==
-        (initialize ? std::vector<float>{0, 1, 0.5f, 0.5f} : std::vector<float>{2, 5, 4.5f, 4.5f}));
+  // A buffer of 2 becomes 0.5 · 2 + 1.
+  CHECK(seen[0] == (initialize ? std::vector<float>{0, 1, 0.5f, 0.5f} : std::vector<float>{2, 5, 4, 4}));
+}
+
+TEST_CASE("Momentum begins with the first gradient, after skipped steps and where set_rule switches it on",
+          "[zero][host]") {
+  const bool count_skipped = GENERATE(false, true);
+  const auto seen = on_ranks(2, [&](HostThreads comm) {
+    Engine<Sgd> engine(packed_table({{"a", {300}, "a"}, {"b", {300}, "b"}}),
+                       {.groups = {{"a", {.lr = 1}}, {"b", {.lr = 1, .momentum = 0.5, .dampening = 0.75}}},
+                        .count_skipped_updates = count_skipped},
+                       std::move(comm));
+    engine.fill_gradients(std::numeric_limits<double>::infinity());
+    engine.step();
+    std::vector<double> mine;
+    for (const double gradient : {8.0, 1.0, 1.0}) {
+      engine.fill_gradients(gradient / 2);
+      engine.step();
+      mine.push_back(engine.parameter(0));
+      mine.push_back(engine.parameter(599));
+      if (gradient == 8) engine.optimizer.set_rule("a", {.lr = 1, .momentum = 0.5}, {});
+    }
+    return mine;
+  });
+  // a: 8 without momentum, then b = 1, 1.5. b: b = 8, 0.5 · 8 + 0.25, 0.5 · 4.25 + 0.25.
+  for (const auto& rank : seen) CHECK(rank == std::vector<double>{-8, -8, -9, -12.25, -10.5, -14.625});
+}
+
+TEST_CASE("The observer is warned of what is legal and probably not meant", "[zero][host]") {
+  class Listener : public so::Observer {
+   public:
+    void warning(std::string_view text) override { texts.emplace_back(text); }
+    std::vector<std::string> texts;
+  };
+  const auto told = [](int world, const Sgd::Config& given) {
+    return on_ranks(world, [&](HostThreads comm) {
+      Listener listener;
+      Sgd::Config config = given;
+      config.observer = &listener;
+      Engine<Sgd> engine(packed_table({{"a", {300}}, {"still", {9}, "other", true}}), config,
+                         std::move(comm));
+      engine.fill_gradients(1);
+      engine.step();
+      return listener.texts;
+    });
+  };
+  CHECK(told(2, {}) == std::vector<std::vector<std::string>>(2));
+  CHECK(told(1, {.groups = {{"default", {}}, {"other", {}}}})[0] ==
+        std::vector<std::string>{"group 'other' holds no element of a trainable parameter"});
+  CHECK(told(1, {.loss_scale = so::DynamicLossScale{}})[0] ==
+        std::vector<std::string>{"config.loss_scale is set, but gradients are fp32, which need none"});
+  const auto idle = told(3, {});
+  CHECK(idle[1].empty());
+  REQUIRE(idle[2].size() == 1);
+  CHECK(idle[2][0].find("rank 2 of 3 owns none of the 300 elements") != std::string::npos);
 }
 
 TEST_CASE("The engine's scalars ride along, and their sums over ranks are exact", "[zero][host]") {
@@ -176,13 +231,16 @@ TEST_CASE("The engine's scalars ride along, and their sums over ranks are exact"
     const float count = static_cast<float>(rank + 1);
     const float bad = rank == world - 1 ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
     const auto with = engine.step({.scalars = {&loss, &count, &bad}});
-    const auto without = engine.step();
-    return std::vector<double>{with.scalars[0], with.scalars[1], std::isnan(with.scalars[2]) ? 1.0 : 0.0,
-                               with.skipped ? 1.0 : 0.0, without.scalars[1]};
+    const float tiny = 1e-35f;
+    const auto without = engine.step({.scalars = {&tiny}});
+    return std::vector<double>{
+        with.scalars[0],          with.scalars[1],    std::isnan(with.scalars[2]) ? 1.0 : 0.0,
+        with.skipped ? 1.0 : 0.0, without.scalars[1], without.scalars[0]};
   });
   const double loss = world == 1 ? static_cast<double>(1e30f) : (world - 2) * 0x1p-40;
   for (const auto& rank : results)
-    CHECK(rank == std::vector<double>{loss, world * (world + 1) / 2.0, 1, 0, 0});
+    CHECK(rank ==
+          std::vector<double>{loss, world * (world + 1) / 2.0, 1, 0, 0, world * static_cast<double>(1e-35f)});
 }
 
 TEST_CASE("Counters are read from the device, after skipped, discarded and applied steps", "[zero][host]") {
@@ -229,4 +287,153 @@ TEST_CASE("Two optimizers on one communicator keep their calls in program order"
     CHECK(rank[1] == Approx(-0.5).epsilon(1e-6));
     CHECK(rank[2] == Approx(1.5 * std::sqrt(600)).epsilon(1e-12));
   }
+}
+
+TEST_CASE("What belongs to the other half of a step is refused", "[zero][law9][host]") {
+  const auto seen = on_ranks(1, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    const float one = 1;
+    auto& optimizer = engine.optimizer;
+    const auto refused = [](const auto& call) { return message_of<std::invalid_argument>(call); };
+    std::vector<std::string> texts{refused([&] { optimizer.reduce({.lr_factor = 0.5f}, {}); })};
+    optimizer.reduce({.gradient_scale = 0.5f}, {});
+    texts.push_back(refused([&] { optimizer.apply({.gradient_scale = 0.5f}, {}); }));
+    texts.push_back(refused([&] { optimizer.apply({.gradient_scale = &one}, {}); }));
+    texts.push_back(refused([&] { optimizer.apply({.scalars = {&one}}, {}); }));
+    engine.fill_gradients(1);
+    optimizer.apply({.lr_factor = 0.5f}, {});
+    texts.push_back(std::to_string(engine.parameter(0)));
+    return texts;
+  });
+  CHECK(seen[0][0].find("reduce() takes no lr_factor") != std::string::npos);
+  for (const std::size_t k : {1U, 2U, 3U})
+    CHECK(seen[0][k].find("apply() takes lr_factor only") != std::string::npos);
+  CHECK(seen[0][4] == "-0.250000");
+}
+
+TEST_CASE("A factor that differs between ranks in apply() shows in the next step's ticket",
+          "[zero][law6][host]") {
+  const auto seen = on_ranks(3, [](HostThreads comm) {
+    const bool odd = comm.rank() == 1;
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    std::string differ;
+    for (const float factor : {1.0f, odd ? 0.5f : 0.25f, 1.0f, 1.0f}) {
+      engine.optimizer.reduce({}, {});
+      differ += engine.optimizer.apply({.lr_factor = factor}, {}).get().inputs_differ ? "1" : "0";
+    }
+    engine.optimizer.reduce({}, {});
+    engine.optimizer.apply({.lr_factor = odd ? 0.5f : 0.25f}, {});
+    differ += engine.step().inputs_differ ? "1" : "0";
+    differ += engine.step().inputs_differ ? "1" : "0";
+    return differ;
+  });
+  for (const std::string& differ : seen) CHECK(differ == "001010");
+}
+
+TEST_CASE("Gradient scales that differ in device memory show in the ticket", "[zero][law6][host]") {
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    float scale = comm.rank() == 0 ? 0.5f : 0.25f;
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    std::string differ = engine.step({.gradient_scale = &scale}).inputs_differ ? "1" : "0";
+    scale = 0.5f;
+    // The same value, given in two ways.
+    const so::StepOptions options{.gradient_scale = engine.optimizer.rank() == 0 ? so::GradientScale(&scale)
+                                                                                 : so::GradientScale(0.5f)};
+    return differ + (engine.step(options).inputs_differ ? "1" : "0");
+  });
+  for (const std::string& differ : seen) CHECK(differ == "10");
+}
+
+TEST_CASE("A gradient scale that is a null pointer is refused", "[zero][law9][host]") {
+  const auto texts = on_ranks(1, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    const so::GradientScale null(static_cast<const float*>(nullptr));
+    const auto refused = [](const auto& call) { return message_of<std::invalid_argument>(call); };
+    return std::vector<std::string>{refused([&] { engine.optimizer.step({.gradient_scale = null}, {}); }),
+                                    refused([&] { engine.optimizer.set_inputs(1, null, {}); })};
+  });
+  for (const std::string& text : texts[0])
+    CHECK(text.find("gradient_scale is a null pointer") != std::string::npos);
+}
+
+TEST_CASE("Zeroing and other hyper-parameters are refused in the middle of a step", "[zero][law9][host]") {
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({4, 5}), plain_sgd, std::move(comm));
+    auto& optimizer = engine.optimizer;
+    engine.fill_gradients(0.5);
+    std::string unexpected;
+    const auto refuse = [&] {
+      const auto text = [](const auto& call) { return message_of<std::logic_error>(call); };
+      for (const std::string& told : {text([&] { optimizer.zero_gradients({}); }),
+                                      text([&] { optimizer.set_rule("default", {.lr = 7}, {}); })}) {
+        if (told.find("in the middle of a step") == std::string::npos) unexpected = "says: " + told;
+      }
+    };
+    optimizer.gradient_ready(so::ParameterId{1}, {});
+    refuse();
+    optimizer.reduce({}, {});
+    refuse();
+    optimizer.apply({}, {});
+    if (engine.parameter(0) != -1 || engine.parameter(8) != -1) unexpected += "another step";
+    optimizer.zero_gradients({});
+    if (engine.gradient(8) != 0) unexpected += "not zeroed";
+    return unexpected;
+  });
+  for (const std::string& unexpected : seen) CHECK(unexpected == "");
+}
+
+TEST_CASE("A table of frozen parameters needs their memory, and no gradients", "[zero][law9][host]") {
+  const auto table = packed_table({{"frozen", {300}, "default", true}});
+  std::vector<float> values(300, 1.0f);
+  const auto start = [&](float* parameters) {
+    return messages_of_ranks(2, [&, parameters](HostThreads comm) {
+      Sgd optimizer(table, plain_sgd, std::move(comm), so::FlatBuffers<float, float>{parameters, nullptr},
+                    {});
+      optimizer.step({}, {});
+    })[0];
+  };
+  CHECK(start(values.data()) == "");
+  CHECK(start(nullptr).find("null pointer") != std::string::npos);
+}
+
+TEST_CASE("Only buffers are taken as buffers", "[zero][host]") {
+  using Table = const so::ParameterTable&;
+  using Config = const Sgd::Config&;
+  using Stream = so::Host::Stream;
+  STATIC_CHECK(
+      std::is_constructible_v<Sgd, Table, Config, HostThreads, so::FlatBuffers<float, float>, Stream>);
+  STATIC_CHECK(
+      std::is_constructible_v<Sgd, Table, Config, HostThreads, so::SeparateBuffers<float, float>, Stream>);
+  STATIC_CHECK_FALSE(std::is_constructible_v<Sgd, Table, Config, HostThreads, int, Stream>);
+  STATIC_CHECK_FALSE(std::is_move_constructible_v<Sgd>);
+}
+
+TEST_CASE("A skipped step is told once, whichever of its tickets are asked", "[zero][host]") {
+  class Watcher : public so::Observer {
+   public:
+    void step_skipped(const so::StepResult& result) override { seen.push_back(result.iteration); }
+    std::vector<std::int64_t> seen;
+  };
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    Watcher watcher;
+    Sgd::Config config = plain_sgd;
+    config.observer = &watcher;
+    Engine<Sgd> engine(table_of_sizes({4}), config, std::move(comm));
+    engine.fill_gradients(std::numeric_limits<double>::infinity());
+    const auto early = engine.optimizer.reduce({}, {});
+    static_cast<void>(early.get());
+    const auto late = engine.optimizer.apply({}, {});
+    static_cast<void>(late.get());
+    static_cast<void>(late.get());
+    static_cast<void>(early.get());
+    engine.fill_gradients(1);
+    static_cast<void>(engine.optimizer.reduce({}, {}).get());
+    static_cast<void>(engine.optimizer.discard({}).get());
+    static_cast<void>(engine.optimizer.last_result({}).get());
+    engine.optimizer.set_counters({}, {});
+    engine.fill_gradients(std::numeric_limits<double>::infinity());
+    engine.step();
+    return watcher.seen;
+  });
+  for (const auto& rank : seen) CHECK(rank == std::vector<std::int64_t>{1, 2, 1});
 }

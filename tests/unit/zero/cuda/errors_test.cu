@@ -187,7 +187,7 @@ TEST_CASE("GPUs that begin with other parameters get an error, or rank 0's", "[z
     Sharded::Config config = Rank::config();
     config.initial_parameters = how;
     const auto optimizer = engine.optimizer(config, comms[rank]);
-    optimizer->verify_parameters();
+    optimizer->verify_parameters(engine.compute);
     return engine.read_parameters();
   };
   for (const std::string& text : messages<so::CollectiveError>(
@@ -272,7 +272,7 @@ TEST_CASE("A collective that fails in a step breaks the optimizer of each GPU cl
     again([&] { optimizer->gradient_ready(engine.ids[0], engine.compute); });
     again([&] { optimizer->wait_parameters(engine.compute); });
     again([&] { optimizer->zero_gradients(engine.compute); });
-    again([&] { optimizer->verify_parameters(); });
+    again([&] { optimizer->verify_parameters(engine.compute); });
     engine.communication.synchronize();
     after[rank] = engine.read_parameters();
   });
@@ -317,7 +317,9 @@ TEST_CASE("A ticket that outlives its optimizer says so", "[zero][cuda]") {
   auto optimizer = engine.optimizer(comms[0]);
   const so::StepTicket first = optimizer->step({}, engine.compute);
   CHECK(first.get().iteration == 1);
-  for (int step = 0; step < 64; ++step) static_cast<void>(optimizer->step({}, engine.compute));
+  for (int step = 0; step < 63; ++step) static_cast<void>(optimizer->step({}, engine.compute));
+  CHECK(first.get().iteration == 1);
+  static_cast<void>(optimizer->step({}, engine.compute));
   CHECK_THAT(message_of<so::Error>([&] { static_cast<void>(first.get()); }), ContainsSubstring("too old"));
   const so::StepTicket last = optimizer->step({}, engine.compute);
   optimizer.reset();

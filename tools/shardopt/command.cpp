@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+
+namespace tool {
+
+CLI::App* add_command(CLI::App& program, Manual manual) {
+  CLI::App* app = program.add_subcommand(manual.name, manual.summary);
+  if (manual.exit_status.empty()) {
+    manual.exit_status = {
+        {"0", "All is well."},
+        {"1", "The checkpoint is damaged, or the work could not be done (disk full, no permission)."},
+        {"2",
+         "The command line is wrong, a path does not exist, or an output exists already; nothing was done."}};
+  }
+  set_manual(*app, manual);
+  return app;
+}
+
+void add_quiet(CLI::App& app, bool& quiet) {
+  app.add_flag("-q,--quiet", quiet, "Says nothing but errors: no progress, no remarks.");
+}
+
+}  // namespace tool

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "format.hpp"
+
+#include "command.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <map>
+#include <utility>
+
+namespace tool {
+
+namespace {
+
+/// Columns that a UTF-8 text takes on a terminal, if none is wide.
+std::size_t columns_of(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+}
+
+/// A decimal number and what follows it. @return false if there is none
+bool split(const std::string& text, double& value, std::string& unit) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  unit = std::string(end, text.data() + text.size());
+  return error == std::errc() && std::isfinite(value) && value >= 0;
+}
+
+std::int64_t scaled(const std::string& text, const std::string& option,
+                    const std::map<std::string, double, std::less<>>& units, const std::string& examples) {
+  double value = 0;
+  std::string unit;
+  const bool number = split(text, value, unit);
+  const auto factor = units.find(unit);
+  const double result = number && factor != units.end() ? value * factor->second : -1;
+  if (result < 1 || result > 9e18 || result != std::floor(result))
+    throw UsageError(option + ": " + printable(text) + " is no whole number of at least 1, such as " +
+                     examples);
+  // Plain digits beyond 2^53 are taken exactly.
+  std::int64_t exact = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), exact);
+  return error == std::errc() && end == text.data() + text.size() ? exact : static_cast<std::int64_t>(result);
+}
+
+}  // namespace
+
+std::string with_commas(std::int64_t value) {
+  std::string text = std::to_string(value);
+  const std::size_t first = text.starts_with('-') ? 1 : 0;
+  for (std::size_t at = text.size(); at > first + 3;) text.insert(at -= 3, ",");
+  return text;
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  constexpr std::array<const char*, 7> units{"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+  if (bytes < 1000) return std::to_string(bytes) + " B";
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 999.5 && unit + 1 < units.size(); ++unit) value /= 1000;
+  return print("%.*f %s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, units[unit]);
+}
+
+std::int64_t parse_count(const std::string& text, const std::string& option) {
+  return scaled(text, option, {{"", 1}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"G", 1e9}, {"T", 1e12}},
+                "7.5B, 125M, 1.3e9 or 9610");
+}
+
+std::int64_t parse_bytes(const std::string& text, const std::string& option) {
+  constexpr double kibi = 1024;
+  return scaled(text, option,
+                {{"", 1},
+                 {"kB", 1e3},
+                 {"MB", 1e6},
+                 {"GB", 1e9},
+                 {"KiB", kibi},
+                 {"MiB", kibi * kibi},
+                 {"GiB", kibi * kibi * kibi}},
+                "32MiB, 50MB or 4096");
+}
+
+std::string print(const char* format, ...) {
+  std::array<char, 512> text{};
+  va_list arguments;
+  va_start(arguments, format);
+  const int length = std::vsnprintf(text.data(), text.size(), format, arguments);
+  va_end(arguments);
+  return {text.data(), (std::min)(static_cast<std::size_t>((std::max)(length, 0)), text.size() - 1)};
+}
+
+std::string printable(std::string_view text) {
+  std::string result = "'";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    result += code < 0x20 || code == 0x7f ? print("\\x%02x", code) : std::string(1, c);
+  }
+  return result + "'";
+}
+
+std::string Table::text(std::size_t indent) const {
+  std::vector<std::size_t> widths;
+  for (const auto& [title, align] : columns_) widths.push_back(columns_of(title));
+  for (const auto& row : rows_) {
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = (std::max)(widths[c], columns_of(row[c]));
+  }
+  const auto line = [&](const auto& cell_of) {
+    std::string text(indent, ' ');
+    for (std::size_t c = 0; c < columns_.size(); ++c) {
+      const std::string& cell = cell_of(c);
+      const std::string space(widths[c] - columns_of(cell), ' ');
+      text += (c > 0 ? "  " : "") + (columns_[c].second == Align::right ? space + cell : cell + space);
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    return text + "\n";
+  };
+  std::string result = line([&](std::size_t c) -> const std::string& { return columns_[c].first; });
+  for (const auto& row : rows_) result += line([&](std::size_t c) -> const std::string& { return row[c]; });
+  return result;
+}
+
+}  // namespace tool
