@@ -14,6 +14,10 @@ include(Catch)
 # The prefix of each test that needs a GPU: decides when the test runs whether and where it can.
 set(SHARDOPT_ON_GPU ${PROJECT_SOURCE_DIR}/cmake/on_gpu.sh)
 
+# What a sanitizer has nothing to say about need not be built for it.
+set(SHARDOPT_TEST_FILES "." CACHE STRING "Only test files that match this regular expression are built")
+mark_as_advanced(SHARDOPT_TEST_FILES)
+
 # shardopt_add_test(NAME name SOURCES files... [CUDA] [LABELS quick|full] [LIBRARIES targets...] [TIMEOUT seconds])
 #
 # A Catch2 program, each of its test cases a test of CTest called "name: test case". Without LABELS the cases tagged
@@ -25,6 +29,10 @@ function(shardopt_add_test)
     message(FATAL_ERROR "shardopt_add_test: NAME and SOURCES are needed; unknown: '${arg_UNPARSED_ARGUMENTS}'")
   endif()
   if(arg_CUDA AND NOT SHARDOPT_HAVE_CUDA)
+    return()
+  endif()
+  list(FILTER arg_SOURCES INCLUDE REGEX "${SHARDOPT_TEST_FILES}")
+  if(NOT arg_SOURCES)
     return()
   endif()
   set(target test_${arg_NAME})

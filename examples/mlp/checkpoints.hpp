@@ -117,7 +117,6 @@ class Checkpoints {
   int resume() {
     const shardopt::checkpoint::LoadReport report = load();
     const std::string name = report.generation.filename().string();
-    for (const std::string& note : report.notes) tell(name + ": " + note);
     const std::string differences =
         differences_of(report.extras, state_of(static_cast<int>(report.iteration)));
     if (!differences.empty()) fail(name + " is of another training: " + differences, 2);
@@ -125,6 +124,7 @@ class Checkpoints {
       fail(name + " has more iterations than this run would have, " + std::to_string(run_.last_iteration()),
            2);
     }
+    for (const std::string& note : report.notes) tell(name + ": " + note);
     tell("resumed " + name + ", saved by " + std::to_string(report.world) +
          (report.world == 1 ? " rank" : " ranks"));
     return static_cast<int>(report.iteration);

@@ -139,7 +139,7 @@ TEST_CASE("What GPUs saved goes on on the host, and what the host saved on GPUs,
     return [&, name](auto& optimizer, auto stream, const auto& step) {
       const auto report = checkpoint::load(optimizer, folder / name, {.files = &files}, stream);
       if (report.iteration != 3) throw std::runtime_error("another iteration was loaded");
-      optimizer.verify_parameters();
+      optimizer.verify_parameters(stream);
       step(3, 6);
       return states_of(optimizer, stream);
     };

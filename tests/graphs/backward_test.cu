@@ -106,6 +106,7 @@ class Engine {
   }
 
   void capture() {
+    optimizer_->wait_parameters(stream_);  // a capture cannot hold a wait for what was gathered outside it
     graph_.emplace(stream_, [&] { static_cast<void>(enqueue({})); });
   }
 

@@ -5,11 +5,16 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <laws/counted_new.hpp>
+#include <shardopt/collectives/solo.hpp>
 #include <support/foreign_policies.hpp>
 #include <support/guarded_memory.hpp>
 #include <support/host_world.hpp>
 #include <support/small_engine.hpp>
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -154,6 +159,23 @@ TEMPLATE_LIST_TEST_CASE("An optimizer that is handed an arena of the planned siz
     return "";
   });
   for (const std::string& verdict : verdicts) CHECK(verdict == "");
+}
+
+TEST_CASE("What a step takes of the host's memory does not grow with the gradients it checks",
+          "[laws][law4][B049][host]") {
+  using Optimizer =
+      so::ZeroOptimizer<so::SGD, so::FlatSharding, so::Solo<so::Host>, so::Mixed<so::fp16, so::fp16, float>>;
+  const auto taken = [](std::int64_t size) {
+    Engine<Optimizer> engine(table_of_sizes({size}), {.max_norm = 1}, so::Solo<so::Host>{});
+    engine.fill_gradients(0.5);
+    const AllocationCounts before = allocations();
+    const auto result = engine.step();
+    const AllocationCounts& after = allocations();
+    CHECK(result.norm == 0.5 * std::sqrt(static_cast<double>(size)));
+    return after.plain_bytes - before.plain_bytes + after.aligned_bytes - before.aligned_bytes;
+  };
+  CHECK(taken(1 << 20) == taken(1 << 10));
+  CHECK(taken(1 << 20) < 16384);
 }
 
 TEST_CASE("An arena that is null or not aligned is refused before anything is written",

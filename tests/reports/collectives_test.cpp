@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What users of such systems reported about collectives: hangs, mismatches, failing ranks, orders.
+#include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <support/small_engine.hpp>
@@ -215,10 +216,9 @@ TEST_CASE("Barriers can be entered again at once, a hundred thousand times", "[r
   meet_often(64, 10000);
 }
 
-TEST_CASE("Ownership and the order of buckets are the same on all ranks and in all runs",
-          "[reports][B070][host]") {
-  using Optimizer =
-      so::ZeroOptimizer<so::AdamW, so::PerParameterSharding, Watched<HostThreads>, so::FullPrecision>;
+TEMPLATE_TEST_CASE("Ownership and the order of buckets are the same on all ranks and in all runs",
+                   "[reports][B070][host]", so::FlatSharding, so::PerParameterSharding) {
+  using Optimizer = so::ZeroOptimizer<so::AdamW, TestType, Watched<HostThreads>, so::FullPrecision>;
   class Order : public so::Observer {
    public:
     void bucket_reduced(std::int64_t bucket, std::int64_t) override { buckets.push_back(bucket); }

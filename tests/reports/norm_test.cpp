@@ -163,14 +163,17 @@ TEST_CASE("A small clip factor keeps what its product with the gradient can hold
       CHECK(rank.values[0] == Approx(-1e-3).epsilon(5e-3));  // what 16 bits hold of it
     }
   }
-  const auto masters = on_ranks(2, [](HostThreads comm) {
-    Engine<ThreadsOptimizer<so::SGD, Fp16>> engine(
-        table_of_sizes({1}), {.groups = {{"default", {.lr = 1}}}, .max_norm = 1e-3f}, std::move(comm));
-    engine.fill_gradients(30000);
-    engine.step();
-    return engine.state("master");
-  });
-  CHECK(masters[0].at(0) == Approx(-1e-3).epsilon(1e-3));
+  const auto masters = [](auto precision) {
+    return on_ranks(2, [](HostThreads comm) {
+      Engine<ThreadsOptimizer<so::SGD, decltype(precision)>> engine(
+          table_of_sizes({1}), {.groups = {{"default", {.lr = 1}}}, .max_norm = 1e-3f}, std::move(comm));
+      engine.fill_gradients(30000);
+      engine.step();
+      return engine.state("master");
+    });
+  };
+  CHECK(masters(Fp16{})[0].at(0) == Approx(-1e-3).epsilon(1e-3));
+  CHECK(masters(Bf16{})[0].at(0) == Approx(-1e-3).epsilon(1e-3));
 }
 
 TEST_CASE("The gradient is unscaled before it is measured and clipped", "[reports][B044][host]") {

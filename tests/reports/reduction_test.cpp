@@ -10,6 +10,8 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
+#include <exception>
 #include <limits>
 #include <string>
 #include <thread>
@@ -143,7 +145,8 @@ TEMPLATE_TEST_CASE("A scale is taken in its own width, from a value and from mem
   const float factor = GENERATE(0.5f, 1.0f / 3.0f, 2.0f, 5.0f);
   const bool in_memory = GENERATE(false, true);
   CAPTURE(factor, in_memory);
-  const double digits = sizeof(typename TestType::Param) == 4 ? 0x1p-23 : 0x1p-7;
+  constexpr so::Dtype type = so::dtype_of<typename TestType::Param>;
+  const double digits = type == so::Dtype::fp32 ? 0x1p-23 : type == so::Dtype::fp16 ? 0x1p-10 : 0x1p-7;
   for (const float seen : gradient_seen<TestType>({1, 3}, factor, in_memory)) {
     CHECK(std::abs(static_cast<double>(seen) - 4.0 * static_cast<double>(factor)) <=
           4.0 * static_cast<double>(factor) * digits);
@@ -158,6 +161,22 @@ TEST_CASE("Sums beyond the range of fp16, and tiny ones, are exact with fp32 gra
   for (const float seen : gradient_seen<Precision>(std::vector<double>(8, 0x1p-24), 0.125f, false))
     CHECK(seen == 0x1p-24f);
   for (const float seen : gradient_seen<Precision>({60000, -60000, 1, 1}, 0.25f, false)) CHECK(seen == 0.5f);
+}
+
+TEST_CASE(
+    "fp16 gradients are summed in fp32: tiny ones and such that cancel are exact, a sum beyond fp16 is "
+    "skipped",
+    "[reports][B063][host]") {
+  using Precision = so::Mixed<so::fp16, so::fp16, float>;
+  for (const float seen : gradient_seen<Precision>(std::vector<double>(8, 0x1p-24), 0.125f, false))
+    CHECK(seen == 0x1p-24f);
+  for (const float seen : gradient_seen<Precision>({60000, -60000, 1, 1}, 0.25f, false)) CHECK(seen == 0.5f);
+  // On the way to the sum nothing overflows, in whatever order.
+  for (const float seen : gradient_seen<Precision>({60000, 60000, -60000, -59968}, 0.25f, false))
+    CHECK(seen == 8.0f);
+  // The sum of four times 30000 does not fit in fp16, where it is kept: the documented limit.
+  for (const float seen : gradient_seen<Precision>(std::vector<double>(4, 30000), 0.25f, false))
+    CHECK(seen == 0.0f);
 }
 
 TEST_CASE("Ranks that use two collectives in different orders are told who waits where",
@@ -187,6 +206,72 @@ TEST_CASE("Ranks that use two collectives in different orders are told who waits
   CHECK_THAT(texts[0], ContainsSubstring("rank 0, 1 wait in all_reduce for rank 2, 3") &&
                            ContainsSubstring("elsewhere rank 2, 3 wait in all_reduce for rank 0, 1"));
   CHECK_THAT(texts[2], ContainsSubstring("rank 2, 3 wait in all_reduce for rank 0, 1"));
+}
+
+TEST_CASE("Two optimizers on two communicators, stepped in different orders, are told who waits where",
+          "[reports][B068][host]") {
+  auto first = so::Threads<so::Host>::make(4, 3s);  // gives up while the others still wait
+  auto second = so::Threads<so::Host>::make(4, 60s);
+  std::vector<std::string> texts(4);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        std::vector<float> values(80, 0.0f);
+        const auto buffers = [&](std::size_t at) { return so::FlatBuffers{&values[at], &values[at + 20]}; };
+        Sgd<so::FullPrecision> one(table_of(10), {}, std::move(first[rank]), buffers(0), {});
+        Sgd<so::FullPrecision> other(table_of(10), {}, std::move(second[rank]), buffers(40), {});
+        auto& now = rank < 2 ? one : other;
+        auto& then = rank < 2 ? other : one;
+        static_cast<void>(now.step({}, {}));
+        static_cast<void>(then.step({}, {}));
+      } catch (const so::CollectiveError& error) {
+        texts[rank] = error.what();
+      } catch (const so::Error& error) {
+        texts[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::size_t rank : {0U, 1U}) {
+    CHECK_THAT(texts[rank],
+               ContainsSubstring("rank 0, 1 wait in reduce_scatter for rank 2, 3") &&
+                   ContainsSubstring("elsewhere rank 2, 3 wait in reduce_scatter for rank 0, 1"));
+  }
+  for (const std::size_t rank : {2U, 3U}) CHECK_THAT(texts[rank], ContainsSubstring("in reduce_scatter"));
+}
+
+TEST_CASE("Two optimizers on two communicators, stepped in one order, never wait for ever",
+          "[reports][B068][host]") {
+  constexpr int rounds = 1000;
+  auto first = so::Threads<so::Host>::make(4, 60s);
+  auto second = so::Threads<so::Host>::make(4, 60s);
+  std::vector<float> last(4);
+  std::vector<std::string> texts(4);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        std::vector<float> values(80, 0.0f);
+        const auto buffers = [&](std::size_t at) { return so::FlatBuffers{&values[at], &values[at + 20]}; };
+        Sgd<so::FullPrecision> one(table_of(10), {.groups = {{"default", {.lr = 1}}}}, std::move(first[rank]),
+                                   buffers(0), {});
+        Sgd<so::FullPrecision> other(table_of(10), {.groups = {{"default", {.lr = 1}}}},
+                                     std::move(second[rank]), buffers(40), {});
+        for (int round = 0; round < rounds; ++round) {
+          values[39] = values[79] = 0.25f;
+          static_cast<void>(one.step({}, {}));
+          static_cast<void>(other.step({}, {}));
+        }
+        last[rank] = values[19] + values[59];
+      } catch (const std::exception& error) {
+        texts[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(texts == std::vector<std::string>(4));
+  CHECK(last == std::vector<float>(4, -2.0f * rounds));
 }
 
 TEST_CASE("Two optimizers over the same ranks, used in one order, never wait for ever",

@@ -101,9 +101,6 @@ void tell_setup_failure(Comm& comm, std::string_view what) noexcept {
       static_cast<void>(exchange_all(comm, summary, scratch));
     } catch (...) {
       // The others cannot be reached.
-      if constexpr (requires { comm.stuck(); }) {
-        if (comm.stuck()) return;  // the scratch is in use for ever
-      }
     }
     if (!is_stuck(comm)) comm.device().deallocate(scratch);  // what may be used for ever is left
   } catch (...) {

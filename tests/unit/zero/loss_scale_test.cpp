@@ -4,6 +4,7 @@
 #include <shardopt/zero/loss_scale.hpp>
 #include <support/small_engine.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -59,11 +60,17 @@ TEST_CASE("The norm and clipping do not see the loss scale", "[zero][B044][host]
     const double scale = static_cast<double>(*engine.optimizer.loss_scale());
     engine.set_gradients([&](std::int64_t i) { return i == 0 ? 1.5 * scale : i == grain ? 2 * scale : 0; });
     const auto result = engine.step();
-    return std::vector<double>{
-        result.norm, static_cast<double>(engine.state("master").empty() ? 0.0f : engine.state("master")[0])};
+    return std::vector<double>{result.norm, static_cast<double>(engine.state("master").at(0)),
+                               engine.parameter(0), engine.parameter(grain), engine.parameter(1)};
   });
-  for (const auto& norm : norms) CHECK(norm[0] == 5);
+  for (const auto& rank : norms) {
+    CHECK(rank[0] == 5);
+    CHECK(std::abs(rank[2] + 0.6) <= 0x1p-11);  // what fp16 holds of them
+    CHECK(std::abs(rank[3] + 0.8) <= 0x1p-11);
+    CHECK(rank[4] == 0);
+  }
   CHECK(std::abs(norms[0][1] + 0.6) <= 1e-6);
+  CHECK(std::abs(norms[1][1] + 0.8) <= 1e-6);
 }
 
 TEST_CASE("The loss scale falls to 256 by overflows and grows after ten good steps", "[zero][host]") {

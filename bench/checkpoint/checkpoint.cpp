@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// checkpoint FOLDER [PARAMETERS [ROUNDS]]: how fast checkpoints are written and read, as a part of what dd
+// reaches on the same disk in the same run. dd writes zeros with one fsync at the end and reads them back;
+// both readings begin with nothing of the file in memory. Ends with 1 if either ratio's median is below 0.8.
+#include <shardopt/checkpoint.hpp>
+#include <shardopt/shardopt.hpp>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace so = shardopt;
+
+namespace {
+
+using Optimizer = so::ZeroOptimizer<so::AdamW, so::FlatSharding, so::Solo<so::Host>, so::FullPrecision>;
+
+template <class Body>
+double seconds(const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void run(const std::string& command) {
+  if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
+}
+
+/// Takes files out of the system's memory. They must be on the disk.
+void forget(const std::filesystem::path& path) {
+  if (std::filesystem::is_directory(path)) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+      if (entry.is_regular_file()) forget(entry.path());
+    }
+    return;
+  }
+  const int file = ::open(path.c_str(), O_RDONLY);
+  if (file < 0) return;
+  static_cast<void>(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED));
+  static_cast<void>(::close(file));
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+int measure(const std::filesystem::path& folder, std::int64_t parameters, int rounds) {
+  so::ParameterTable table;
+  table.add({.name = "weights", .shape = {parameters}, .offset = 0});
+  std::vector<float> values(static_cast<std::size_t>(parameters), 0.5f);
+  std::vector<float> gradients(values.size(), 1.0f);
+  Optimizer optimizer(table, {}, so::Solo<so::Host>{}, so::FlatBuffers{values.data(), gradients.data()}, {});
+  optimizer.step({}, {});
+  const auto checkpoints = folder / "checkpoints";
+  const auto plain = folder / "plain";
+  const double megabytes = static_cast<double>(parameters) * 12 / 1e6;
+  const std::string blocks = std::to_string(parameters * 12 / (1 << 20));
+  std::vector<double> writes;
+  std::vector<double> reads;
+  std::printf("%.0f MB  dd write  save  ratio   dd read  load  ratio   (MB/s)\n", megabytes);
+  for (int round = 0; round < rounds; ++round) {
+    std::filesystem::remove_all(checkpoints);
+    std::filesystem::remove(plain);
+    const double dd_write = seconds([&] {
+      run("dd if=/dev/zero of='" + plain.string() + "' bs=1M count=" + blocks + " conv=fsync status=none");
+    });
+    const double save = seconds([&] { so::checkpoint::save(optimizer, checkpoints, {}, {}); });
+    forget(plain);
+    const double dd_read =
+        seconds([&] { run("dd if='" + plain.string() + "' of=/dev/null bs=1M status=none"); });
+    forget(checkpoints);
+    const double load = seconds([&] { so::checkpoint::load(optimizer, checkpoints, {}, {}); });
+    writes.push_back(dd_write / save);
+    reads.push_back(dd_read / load);
+    std::printf("round %d  %8.0f %6.0f  %.2f  %8.0f %6.0f  %.2f\n", round + 1, megabytes / dd_write,
+                megabytes / save, writes.back(), megabytes / dd_read, megabytes / load, reads.back());
+    std::fflush(stdout);
+  }
+  std::filesystem::remove_all(checkpoints);
+  std::filesystem::remove(plain);
+  std::printf("median of the ratios: save %.2f, load %.2f of dd\n", median(writes), median(reads));
+  return median(writes) >= 0.8 && median(reads) >= 0.8 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 2) {
+    std::fprintf(stderr, "checkpoint FOLDER [PARAMETERS [ROUNDS]]\n");
+    return 2;
+  }
+  try {
+    std::filesystem::create_directories(arguments[1]);
+    return measure(arguments[1], count > 2 ? std::atoll(arguments[2]) : 89'478'485,
+                   count > 3 ? std::atoi(arguments[3]) : 5);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}
