@@ -266,6 +266,7 @@ TEST_CASE("Memory that would be used for two ends is refused with the names of b
   CHECK(refusal(adamw, good, states(at + 200, at + 290))
             .find("state 'exp_avg' and state 'exp_avg_sq' overlap") != std::string::npos);
   CHECK(refusal(adamw, good, states(at + 69, at + 300)).find("parameter 'b'") != std::string::npos);
+  CHECK(refusal(adamw, good, states(at + 69, at + 300)).find("alias_of") == std::string::npos);
   CHECK(refusal(adamw, good, states(at + 300, at + 170)).find("gradient of 'b' and state 'exp_avg_sq'") !=
         std::string::npos);
   CHECK(refusal(adamw, good, states(at + 300, at + 65)).find("parameter 'still'") != std::string::npos);

@@ -30,7 +30,7 @@ class MemoryRanges {
     for (std::size_t k = 1; k < ranges_.size(); ++k) {
       if (ranges_[k].begin >= ranges_[k - 1].end) continue;
       throw std::invalid_argument("shardopt: " + text_of(ranges_[k - 1]) + " and " + text_of(ranges_[k]) +
-                                  " overlap in memory (tied weights are added with .alias_of)");
+                                  " overlap in memory" + advice(ranges_[k - 1], ranges_[k]));
     }
   }
 
@@ -41,6 +41,10 @@ class MemoryRanges {
     std::string_view kind;
     std::string_view name;
   };
+
+  [[nodiscard]] static std::string advice(const Piece& a, const Piece& b) {
+    return a.kind == b.kind && a.kind == "parameter" ? "; tied weights are added with .alias_of" : "";
+  }
 
   [[nodiscard]] static std::string text_of(const Piece& piece) {
     return piece.name.empty() ? std::string(piece.kind)

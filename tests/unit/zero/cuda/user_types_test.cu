@@ -68,6 +68,59 @@ TEST_CASE("Rules and policies may be types that only one file knows", "[zero][cu
   CHECK(got[1] == expected);
 }
 
+namespace {
+
+/// Gives everything to the rank that a function names.
+template <class Owner>
+struct GivenBy {
+  static constexpr std::string_view name = "given by a function";
+  static constexpr bool updates_everything = false;
+  [[nodiscard]] so::ShardPlan plan(const so::FlatSpace& space, int world, std::int64_t) const {
+    return {.buckets = {{0, space.elements}}, .runs = {{{0, space.elements}, Owner{}(world)}}};
+  }
+};
+
+template <class Sharding>
+std::vector<float> halved_by() {
+  using Optimizer = so::ZeroOptimizer<Halve, Sharding, so::Solo<so::Cuda>, so::FullPrecision>;
+  const OwnStream stream;
+  const OwnMemory<float> parameters(300);
+  const OwnMemory<float> gradients(300);
+  parameters.write(std::vector<float>(300, 4.0f), stream);
+  gradients.write(std::vector<float>(300, 1.5f), stream);
+  so::ParameterTable table;
+  table.add({.name = "a", .shape = {300}, .offset = 0});
+  Optimizer optimizer(table, {}, so::Solo<so::Cuda>(stream),
+                      so::FlatBuffers<float, float>{parameters.data(), gradients.data()}, stream);
+  static_cast<void>(optimizer.step({}, stream));
+  optimizer.wait_parameters(stream);
+  return parameters.read(stream);
+}
+
+class Secretive {
+  struct First {
+    int operator()(int) const { return 0; }
+  };
+
+ public:
+  static std::vector<float> train() { return halved_by<GivenBy<First>>(); }
+};
+
+}  // namespace
+
+TEST_CASE("Policies may be made of private members, of what one function knows, and of lambdas",
+          "[zero][cuda][B098]") {
+  require_devices(1);
+  struct Local {
+    int operator()(int world) const { return world - 1; }
+  };
+  const auto lambda = [](int world) { return world / 2; };
+  const std::vector<float> expected(300, 0.5f);
+  CHECK(Secretive::train() == expected);
+  CHECK(halved_by<GivenBy<Local>>() == expected);
+  CHECK(halved_by<GivenBy<decltype(lambda)>>() == expected);
+}
+
 TEST_CASE("Collectives of no element return and touch nothing", "[collectives][cuda][B064]") {
   require_devices(2);
   const Communicators comms(2);
