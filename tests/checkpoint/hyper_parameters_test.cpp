@@ -5,11 +5,13 @@
 #include <support/checkpoint_engine.hpp>
 #include <support/durable_files.hpp>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 using namespace test;
@@ -27,6 +29,9 @@ struct ManyFields {
   bool on = false;
   std::int16_t small = 0;
   Mode mode = Mode::plain;
+
+  static constexpr std::array<std::string_view, 7> hyper_parameter_names{"lr", "bound", "lowest", "unknown",
+                                                                         "on", "small", "mode"};
 
   template <class V>
   struct State {
