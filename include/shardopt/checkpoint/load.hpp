@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -75,8 +76,9 @@ class Loading {
   void read() {
     WantedStates wanted;
     list_wanted(wanted);
-    staging_.resize(static_cast<std::size_t>(staging_elements_));
-    auto* into = reinterpret_cast<std::byte*>(staging_.data());
+    // Not zeroed: every byte is read. What is not covered by a piece was refused when the manifest was read.
+    staging_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(staging_elements_));
+    auto* into = reinterpret_cast<std::byte*>(staging_.get());
     const Manifest& manifest = checkpoint_->manifest();
     require_no_strangers();
     std::int64_t unread = 0;
@@ -97,7 +99,7 @@ class Loading {
 
   /// Brings all of it to the optimizer. Collective; waits.
   void apply() {
-    const float* from = staging_.data();
+    const float* from = staging_.get();
     for (const StateTarget& target : targets_) {
       optimizer_.device().upload(target.data, from,
                                  target.elements * static_cast<std::int64_t>(sizeof(float)), stream_);
@@ -266,7 +268,7 @@ class Loading {
   std::optional<decltype(std::declval<Optimizer&>().counters(std::declval<Stream>()))> counters_;
   std::vector<StateTarget> targets_;
   std::int64_t staging_elements_ = 0;
-  std::vector<float> staging_;
+  std::unique_ptr<float[]> staging_;
   LoadReport report_;
 };
 
