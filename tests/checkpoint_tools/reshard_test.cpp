@@ -150,6 +150,7 @@ TEST_CASE("a resharding that fails anywhere leaves the generations as they were"
   const ScratchFolder folder;
   const auto source = save_numbers(folder / "source", 2, {{"p", {300}}, {"q", {5}}});
   WatchedFiles counted;
+  std::filesystem::create_directory(folder / "counted");  // as the one below is there
   checkpoint::reshard(Checkpoint(source), folder / "counted", {.world = 3, .files = &counted});
   const auto kept = save_numbers(folder / "kept", 1, awkward_tensors());
   REQUIRE(counted.calls > 15);
