@@ -51,11 +51,10 @@ struct OpenStep {
   StepInputs inputs;
 
   SHARDOPT_HD void operator()() const {
-    const StepFactors& factors = inputs.factors_on_device ? state->factors : inputs.factors;
-    std::uint64_t digest = state->rules_digest;
-    const float compared[] = {factors.lr_factor, gradient_scale_of(factors), state->late_lr_factor};
-    for (const float each : compared) digest = mix_bits(digest ^ bits_of(each));
-    digest &= 0xffffffU;
+    const StepFactors factors = inputs.factors_on_device ? state->factors : inputs.factors;
+    std::uint64_t digest = mix_bits(state->rules_digest ^ bits_of(factors.lr_factor));
+    digest = mix_bits(digest ^ bits_of(gradient_scale_of(factors)));
+    digest = mix_bits(digest ^ bits_of(state->late_lr_factor)) & 0xffffffU;
     state->words[control_word::digest] = static_cast<std::int64_t>(digest);
     state->words[control_word::digest_squared] = static_cast<std::int64_t>(digest * digest);
     for (int k = 0; k < most_scalars; ++k) {
