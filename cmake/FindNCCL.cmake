@@ -26,15 +26,8 @@ find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${nccl_hints} ${nccl_neighbours} PATH_SU
 find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${nccl_hints} ${nccl_neighbours} PATH_SUFFIXES lib lib64 lib/x64)
 mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
 
-set(NCCL_VERSION)
-if(NCCL_INCLUDE_DIR AND EXISTS "${NCCL_INCLUDE_DIR}/nccl.h")
-  foreach(part IN ITEMS MAJOR MINOR PATCH)
-    file(STRINGS "${NCCL_INCLUDE_DIR}/nccl.h" line REGEX "^#define NCCL_${part} +[0-9]+")
-    string(REGEX REPLACE ".* " "" number "${line}")
-    list(APPEND NCCL_VERSION ${number})
-  endforeach()
-  list(JOIN NCCL_VERSION "." NCCL_VERSION)
-endif()
+include(${CMAKE_CURRENT_LIST_DIR}/shardopt_find.cmake)
+shardopt_header_version(NCCL_VERSION "${NCCL_INCLUDE_DIR}/nccl.h" NCCL MAJOR MINOR PATCH)
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
@@ -42,11 +35,7 @@ find_package_handle_standard_args(
   REASON_FAILURE_MESSAGE "set NCCL_ROOT to the folder that holds include/nccl.h and lib/libnccl.so.2")
 
 if(NCCL_FOUND AND NOT TARGET NCCL::nccl)
-  if(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
-    add_library(NCCL::nccl UNKNOWN IMPORTED GLOBAL)
-  else()
-    add_library(NCCL::nccl UNKNOWN IMPORTED)
-  endif()
+  shardopt_imported_library(NCCL::nccl UNKNOWN)
   set_target_properties(NCCL::nccl PROPERTIES IMPORTED_LOCATION "${NCCL_LIBRARY}"
                                               INTERFACE_INCLUDE_DIRECTORIES "${NCCL_INCLUDE_DIR}")
 endif()

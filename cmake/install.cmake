@@ -6,7 +6,7 @@ include(GNUInstallDirs)
 set(package_dir ${CMAKE_INSTALL_DATADIR}/cmake/shardopt)
 install(DIRECTORY include/shardopt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh")
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/shardopt)
-install(FILES cmake/FindNCCL.cmake cmake/FindxxHash.cmake cmake/find_cuda_toolkit.cmake DESTINATION ${package_dir})
+install(FILES cmake/FindNCCL.cmake cmake/FindxxHash.cmake cmake/shardopt_find.cmake cmake/find_cuda_toolkit.cmake DESTINATION ${package_dir})
 
 # One export a component: a user without CUDA never reads what names it.
 foreach(component IN ITEMS host cuda nccl checkpoint)
