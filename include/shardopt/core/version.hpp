@@ -5,6 +5,7 @@
 /// The library's version. CMake reads it here, and the digests that ranks compare at start hold it.
 
 #include <cstdint>
+#include <string>
 
 /// Changes where programs must be changed (while it is 0, SHARDOPT_VERSION_MINOR does).
 #define SHARDOPT_VERSION_MAJOR 0
@@ -26,5 +27,11 @@ struct Version {
 
 /// The version of the headers that this translation unit was compiled with.
 inline constexpr Version version{SHARDOPT_VERSION_MAJOR, SHARDOPT_VERSION_MINOR, SHARDOPT_VERSION_PATCH};
+
+/// "0.1.0".
+[[nodiscard]] inline std::string text_of(Version v) {
+  return std::to_string(v.major_number) + "." + std::to_string(v.minor_number) + "." +
+         std::to_string(v.patch_number);
+}
 
 }  // namespace shardopt::inline v0

@@ -77,8 +77,7 @@ template <class Rule, class Sharding, class Precision>
                                    Reduction reduction, const ShardLayout& layout) {
   Setup setup;
   const auto name = [](Dtype type) { return std::string(name_of(type)); };
-  setup.add("version " + std::to_string(version.major_number) + "." + std::to_string(version.minor_number) +
-            "." + std::to_string(version.patch_number));
+  setup.add("version " + text_of(version));
   setup.add("precision " + name(dtype_of<typename Precision::Param>) + "/" +
             name(dtype_of<typename Precision::Grad>) + "/" + name(dtype_of<typename Precision::Master>));
   setup.add("sharding " + std::string(Sharding::name) + ", reduction " + std::string(name_of(reduction)));
