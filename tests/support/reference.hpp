@@ -131,7 +131,8 @@ class Reference {
     now_.norm = finite ? std::sqrt(sum.value()) * std::fabs(scale) : std::numeric_limits<double>::quiet_NaN();
     const double bound = now_.norm + static_cast<double>(settings_.clip_epsilon);
     const double limit = static_cast<double>(settings_.max_norm);
-    now_.clip_factor = finite && limit < bound ? static_cast<float>(limit / bound) : 1.0f;
+    clip_ = finite && limit < bound ? limit / bound : 1.0;
+    now_.clip_factor = static_cast<float>(clip_);
   }
 
   void take(std::size_t step) {
@@ -146,8 +147,7 @@ class Reference {
   }
 
   void update(const StepPlan& plan) {
-    const double wide_factor =
-        static_cast<double>(plan.gradient_scale) * static_cast<double>(now_.clip_factor);
+    const double wide_factor = static_cast<double>(plan.gradient_scale) * clip_;
     const auto factor = static_cast<float>(wide_factor);
     const auto lr_factor = static_cast<double>(plan.lr_factor);
     for (std::size_t flat = 0; flat < now_.master.size(); ++flat) {
@@ -170,6 +170,7 @@ class Reference {
   int world_;
   std::vector<std::size_t> group_of_;
   Step now_;
+  double clip_ = 1;  ///< now_.clip_factor before it is rounded
   std::vector<double> precise_states_;
 };
 

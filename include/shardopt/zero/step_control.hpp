@@ -53,10 +53,13 @@ struct OpenStep {
   SHARDOPT_HD void operator()() const {
     const StepFactors factors = inputs.factors_on_device ? state->factors : inputs.factors;
     std::uint64_t digest = mix_bits(state->rules_digest ^ bits_of(factors.lr_factor));
-    digest = mix_bits(digest ^ bits_of(gradient_scale_of(factors)));
+    const float scale = gradient_scale_of(factors);
+    digest = mix_bits(digest ^ bits_of(scale));
     digest = mix_bits(digest ^ bits_of(state->late_lr_factor)) & 0xffffffU;
     state->words[control_word::digest] = static_cast<std::int64_t>(digest);
     state->words[control_word::digest_squared] = static_cast<std::int64_t>(digest * digest);
+    // Even if only one rank's is: all must skip the same steps.
+    if (!math::is_finite(scale)) state->words[control_word::non_finite] += 1;
     for (int k = 0; k < most_scalars; ++k) {
       if (inputs.scalars[k] != nullptr)
         add_scalar(*inputs.scalars[k], state->words + control_word::scalars + k * control_word::scalar_words);
@@ -89,15 +92,19 @@ struct MeasureStep {
     StepState& s = *state;
     StepResult& r = s.result;
     const StepFactors factors = inputs.factors_on_device ? s.factors : inputs.factors;
-    const float given = gradient_scale_of(factors);
-    s.scale = math::div(math::widen(given), math::widen(s.counters.loss_scale));
+    const double scale =
+        math::div(math::widen(gradient_scale_of(factors)), math::widen(s.counters.loss_scale));
     r.non_finite = s.words[control_word::non_finite];
     r.inputs_differ = digests_differ(s.words);
-    const bool finite = r.non_finite == 0 && math::is_finite(given);
     const double norm = math::mul(math::sqrt(exact_sum::Squares::to_double(s.words + control_word::squares)),
-                                  math::abs(s.scale));
+                                  math::abs(scale));
+    const double clip = clip_factor(norm);
+    const float factor = math::narrow(math::mul(scale, clip));
+    // A factor beyond float would make infinities of gradients, and NaN of zeros.
+    const bool finite = r.non_finite == 0 && math::is_finite(factor);
+    s.gradient_factor = finite ? factor : math::narrow(scale);
     r.norm = finite ? norm : not_a_number();
-    r.clip_factor = finite ? clip_factor(norm) : 1.0f;
+    r.clip_factor = finite ? math::narrow(clip) : 1.0f;
     r.loss_scale = s.counters.loss_scale;
     r.loss_scale_exhausted = false;
     r.skipped = !finite && (inputs.non_finite == NonFinite::skip || inputs.scales_loss);
@@ -119,11 +126,11 @@ struct MeasureStep {
     return words[exact_sum::Floats::limbs] != 0 ? not_a_number() : exact_sum::Floats::to_double(words);
   }
 
-  /// min(1, max_norm / (norm + epsilon)) in double, rounded once. 0/0 (no gradient, no limit) counts as 1.
-  [[nodiscard]] SHARDOPT_HD float clip_factor(double norm) const {
+  /// min(1, max_norm / (norm + epsilon)). 0/0 (no gradient, no limit) counts as 1.
+  [[nodiscard]] SHARDOPT_HD double clip_factor(double norm) const {
     const double bound = math::add(norm, math::widen(inputs.clip_epsilon));
     const double limit = math::widen(inputs.max_norm);
-    return math::less(limit, bound) ? math::narrow(math::div(limit, bound)) : 1.0f;
+    return math::less(limit, bound) ? math::div(limit, bound) : 1.0;
   }
 
   /// Equal digests have variance 0: world · Σd² = (Σd)².
@@ -180,7 +187,7 @@ struct DecideStep {
     r.iteration = s.counters.iteration;
     r.updates = s.counters.updates;
     s.verdict.go = r.skipped ? 0U : 1U;
-    s.verdict.gradient_factor = math::narrow(math::mul(s.scale, math::widen(r.clip_factor)));
+    s.verdict.gradient_factor = s.gradient_factor;
     const StepScalars scalars{factors.lr_factor, static_cast<std::uint64_t>(s.counters.updates)};
     for (int g = 0; g < groups && !r.skipped; ++g) constants[g] = rules[g].constants(scalars);
     if (slot != nullptr) *slot = r;

@@ -16,10 +16,11 @@ struct StepResult {
                     ///< clipping; NaN if not finite
   double scalars[most_scalars] =
       {};  ///< sums over ranks of the engine's scalars, exact, rounded once; NaN if one was not finite
-  std::int64_t non_finite = 0;  ///< infinite or NaN elements of the reduced gradient
-  float clip_factor = 1;        ///< what the gradient was multiplied by beside the scales
-  float loss_scale = 1;         ///< the scale that the loss had in this step
-  bool skipped = false;         ///< parameters and state were left as they were
+  /// Infinite or NaN elements of the reduced gradient, and ranks whose gradient_scale was not finite.
+  std::int64_t non_finite = 0;
+  float clip_factor = 1;  ///< what the gradient was multiplied by beside the scales
+  float loss_scale = 1;   ///< the scale that the loss had in this step
+  bool skipped = false;   ///< parameters and state were left as they were
   bool inputs_differ =
       false;  ///< ranks passed different hyper-parameters, factors or scales: results are undefined
   bool loss_scale_exhausted = false;  ///< the step was skipped though the loss scale stood at its minimum

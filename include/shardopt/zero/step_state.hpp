@@ -82,7 +82,7 @@ struct StepState {
   std::int64_t words[control_word::count];
   StepResult result;
   StepFactors factors;
-  double scale;                ///< what this step's gradient is multiplied by before clipping
+  float gradient_factor;  ///< what this step's gradient is multiplied by: scales and clipping, rounded once
   std::uint64_t rules_digest;  ///< over all groups' hyper-parameters, as replays find them
   float late_lr_factor;        ///< of the last step, where no all-reduce has compared it yet; else 1
 };

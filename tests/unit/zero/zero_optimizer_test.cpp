@@ -437,3 +437,42 @@ TEST_CASE("A skipped step is told once, whichever of its tickets are asked", "[z
   });
   for (const auto& rank : seen) CHECK(rank == std::vector<std::int64_t>{1, 2, 1});
 }
+
+TEST_CASE("A gradient scale that is not finite on one rank alone makes all ranks skip",
+          "[zero][law7][host]") {
+  const float bad = GENERATE(std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity());
+  const auto seen = on_ranks(3, [&](HostThreads comm) {
+    const float scale = comm.rank() == 1 ? bad : 0.5f;
+    Engine<Sgd> engine(table_of_sizes({600}), plain_sgd, std::move(comm), 7);
+    engine.fill_gradients(1);
+    const auto result = engine.step({.gradient_scale = &scale});
+    return std::tuple(result.skipped, result.inputs_differ, result.non_finite, result.updates,
+                      engine.values() == std::vector<double>(600, 7.0) ? 1 : 0);
+  });
+  for (const auto& rank : seen) CHECK(rank == std::tuple(true, true, 1, 0, 1));
+}
+
+TEST_CASE("Scales and clipping are one factor: what it can hold together is not lost in between",
+          "[zero][host]") {
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    Sgd::Config config = plain_sgd;
+    config.max_norm = 1e-3f;
+    Engine<Sgd> engine(table_of_sizes({1}), config, std::move(comm));
+    engine.fill_gradients(0.5e30);
+    engine.step({.gradient_scale = 1e20f});  // a norm of 1e50: the clip factor alone is below float
+    return engine.parameter(0);
+  });
+  for (const double p : seen) CHECK(std::fabs(p + 1e-3) < 1e-9);
+}
+
+TEST_CASE("A factor beyond float skips the step instead of making NaN of zeros", "[zero][host]") {
+  using Optimizer = ThreadsOptimizer<so::SGD, so::Mixed<so::fp16, so::fp16, float>>;
+  const auto seen = on_ranks(2, [](HostThreads comm) {
+    Optimizer::Config config{.groups = {{"default", {.lr = 1}}}};
+    config.loss_scale = so::DynamicLossScale{.initial = 0x1p-20f, .minimum = 0x1p-30f};
+    Engine<Optimizer> engine(table_of_sizes({5}), config, std::move(comm), 2);
+    const auto result = engine.step({.gradient_scale = 3e38f});
+    return std::pair(result.skipped, engine.values());
+  });
+  for (const auto& rank : seen) CHECK(rank == std::pair(true, std::vector<double>(5, 2.0)));
+}
