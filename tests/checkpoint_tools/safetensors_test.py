@@ -18,16 +18,13 @@ import tempfile
 
 PROGRAM, MAKER, WHEELS = sys.argv[1:4]
 sys.path.append(WHEELS)
-try:
-    import numpy
-    import safetensors
-    from safetensors.numpy import load_file
-except ImportError as error:
-    system_python = "/usr/bin/python3"  # Debian's NumPy is for Debian's interpreter, whichever comes first in PATH
-    if os.path.realpath(sys.executable) != os.path.realpath(system_python) and os.access(system_python, os.X_OK):
-        os.execv(system_python, [system_python] + sys.argv)
-    print(f"skipped: {error}; Debian: apt install python3-numpy, and pip install safetensors")
-    sys.exit(77)
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from installed import require  # noqa: E402
+
+numpy = require("numpy", "Debian: apt install python3-numpy")
+safetensors = require("safetensors", "pip install safetensors")
+load_file = require("safetensors.numpy", "pip install safetensors").load_file
 
 SHAPES = {
     "embedding": (1009, 2),

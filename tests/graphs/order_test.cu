@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <shardopt/cuda.cuh>
 
+#include <support/captured_graph.hpp>
 #include <support/cuda_ranks.hpp>
+#include <support/message_of.hpp>
 #include <support/require_devices.hpp>
 
 #include <catch2/catch_test_macros.hpp>
@@ -45,37 +47,6 @@ struct Rank {
   std::unique_ptr<Optimizer> optimizer;
 };
 
-/// A graph of what a body enqueues.
-class Graph {
- public:
-  template <class Body>
-  Graph(cudaStream_t stream, const Body& body) {
-    succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    body();
-    cudaGraph_t graph = nullptr;
-    succeed(cudaStreamEndCapture(stream, &graph));
-    succeed(cudaGraphInstantiate(&executable_, graph, 0));
-    succeed(cudaGraphDestroy(graph));
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  ~Graph() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
-  void launch(cudaStream_t stream) const { succeed(cudaGraphLaunch(executable_, stream)); }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
-
-template <class Exception, class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "no exception";
-}
-
 }  // namespace
 
 TEST_CASE("An optimizer may go when its replays are done, and takes the rest of its work along",
@@ -89,10 +60,10 @@ TEST_CASE("An optimizer may go when its replays are done, and takes the rest of 
     static_cast<void>(optimizer.step({}, engine.other));
     optimizer.wait_parameters(engine.stream);
     {
-      const Graph graph(engine.stream, [&] { static_cast<void>(optimizer.step({}, engine.stream)); });
+      const CapturedGraph graph(engine.stream, [&] { static_cast<void>(optimizer.step({}, engine.stream)); });
       engine.gradients.write(std::vector<float>(elements, 0.5f), engine.stream);
       optimizer.set_inputs(0.5f, 1.0f, engine.stream);
-      graph.launch(engine.stream);
+      graph.replay(engine.stream);
       engine.stream.synchronize();
     }
     static_cast<void>(optimizer.reduce({}, engine.stream));  // and is left so
@@ -109,9 +80,9 @@ TEST_CASE("Hyper-parameters that drift apart show in replays, too", "[zero][cuda
   on_ranks(2, [&](int rank) {
     Rank engine(comms[rank]);
     Optimizer& optimizer = *engine.optimizer;
-    const Graph graph(engine.stream, [&] { static_cast<void>(optimizer.step({}, engine.stream)); });
+    const CapturedGraph graph(engine.stream, [&] { static_cast<void>(optimizer.step({}, engine.stream)); });
     const auto replay = [&] {
-      graph.launch(engine.stream);
+      graph.replay(engine.stream);
       differ[static_cast<std::size_t>(rank)] +=
           optimizer.last_result(engine.stream).get().inputs_differ ? "1" : "0";
     };
@@ -133,14 +104,14 @@ TEST_CASE("A captured step in two halves gives the bits of a whole one", "[zero]
   const Communicators comms(1);
   const Rank engine(comms[0]);
   Optimizer& optimizer = *engine.optimizer;
-  const Graph graph(engine.stream, [&] {
+  const CapturedGraph graph(engine.stream, [&] {
     static_cast<void>(optimizer.reduce({}, engine.stream));
     static_cast<void>(optimizer.apply({}, engine.stream));
   });
   for (int step = 0; step < 3; ++step) {
     engine.gradients.write(std::vector<float>(elements, 0.5f), engine.stream);
     optimizer.set_inputs(0.5f, 0.5f, engine.stream);
-    graph.launch(engine.stream);
+    graph.replay(engine.stream);
   }
   CHECK(optimizer.last_result(engine.stream).get().iteration == 3);
   CHECK(optimizer.counters(engine.other).updates == 3);
@@ -151,8 +122,9 @@ TEST_CASE("A step without a parameter can be captured", "[zero][cuda]") {
   require_devices(1);
   const Communicators comms(1);
   const Rank engine(comms[0], so::ParameterTable{});
-  const Graph graph(engine.stream, [&] { static_cast<void>(engine.optimizer->step({}, engine.stream)); });
-  for (int step = 0; step < 3; ++step) graph.launch(engine.stream);
+  const CapturedGraph graph(engine.stream,
+                            [&] { static_cast<void>(engine.optimizer->step({}, engine.stream)); });
+  for (int step = 0; step < 3; ++step) graph.replay(engine.stream);
   CHECK(engine.optimizer->last_result(engine.stream).get().iteration == 3);
 }
 
@@ -164,7 +136,7 @@ TEST_CASE("What a capture cannot hold is refused, and the capture goes on", "[ze
   CHECK(optimizer.last_result(engine.stream).get().iteration == 0);
   static_cast<void>(optimizer.step({}, engine.stream));
   std::vector<std::string> texts;
-  const Graph graph(engine.stream, [&] {
+  const CapturedGraph graph(engine.stream, [&] {
     const auto refuse = [&](const auto& call) { texts.push_back(message_of<std::logic_error>(call)); };
     refuse([&] { static_cast<void>(optimizer.last_result(engine.stream)); });
     refuse([&] { static_cast<void>(optimizer.counters(engine.stream)); });
@@ -176,7 +148,7 @@ TEST_CASE("What a capture cannot hold is refused, and the capture goes on", "[ze
   });
   for (const std::string& text : texts) CHECK_THAT(text, ContainsSubstring("capture"));
   optimizer.wait_parameters(engine.stream);
-  graph.launch(engine.stream);
+  graph.replay(engine.stream);
   CHECK(optimizer.last_result(engine.stream).get().iteration == 2);
 }
 
@@ -194,7 +166,7 @@ TEST_CASE("GPUs that meet on the host refuse a capture before anything is enqueu
     gradients.fill(0, stream);
     Threaded optimizer(make_table(), {}, std::move(comm),
                        so::FlatBuffers{parameters.data(), gradients.data()}, stream);
-    const Graph graph(stream, [&] {
+    const CapturedGraph graph(stream, [&] {
       step = message_of<std::logic_error>([&] { static_cast<void>(optimizer.step({}, stream)); });
       announcement =
           message_of<std::logic_error>([&] { optimizer.gradient_ready(so::ParameterId{0}, stream); });

@@ -28,14 +28,11 @@ import struct
 import subprocess
 import sys
 
-try:
-    import torch
-except ImportError as error:
-    system_python = "/usr/bin/python3"  # Debian's package is for Debian's interpreter, whichever comes first in PATH
-    if os.path.realpath(sys.executable) != os.path.realpath(system_python) and os.access(system_python, os.X_OK):
-        os.execv(system_python, [system_python] + sys.argv)
-    print(f"skipped: PyTorch is not installed ({error}); Debian: apt install python3-torch")
-    sys.exit(77)
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from installed import require  # noqa: E402
+
+torch = require("torch", "Debian: apt install python3-torch")
 
 ELEMENTS = 257
 STEPS = 20

@@ -179,26 +179,32 @@ TEST_CASE(
     CHECK(seen == 0.0f);
 }
 
+namespace {
+
+/// Runs body(rank) on a thread for each of four ranks. @return the message of what each threw
+template <class Body>
+std::vector<std::string> told_to_four(const Body& body) {
+  std::vector<std::string> texts(4);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank)
+    threads.emplace_back([&, rank] { texts[rank] = message_of([&] { body(rank); }); });
+  for (std::thread& thread : threads) thread.join();
+  return texts;
+}
+
+}  // namespace
+
 TEST_CASE("Ranks that use two collectives in different orders are told who waits where",
           "[reports][B068][host]") {
   auto first = so::Threads<so::Host>::make(4, 300ms);  // gives up while the others still wait
   auto second = so::Threads<so::Host>::make(4, 1500ms);
-  std::vector<std::string> texts(4);
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < 4; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        std::int64_t value = 1;
-        auto& one = rank < 2 ? first[rank] : second[rank];
-        auto& other = rank < 2 ? second[rank] : first[rank];
-        one.all_reduce(&value, 1);
-        other.barrier();
-      } catch (const so::CollectiveError& error) {
-        texts[rank] = error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto texts = told_to_four([&](std::size_t rank) {
+    std::int64_t value = 1;
+    auto& one = rank < 2 ? first[rank] : second[rank];
+    auto& other = rank < 2 ? second[rank] : first[rank];
+    one.all_reduce(&value, 1);
+    other.barrier();
+  });
   for (const std::string& text : texts) {
     CHECK_THAT(text, ContainsSubstring("wait in all_reduce for rank") &&
                          ContainsSubstring("which did not come within"));
@@ -212,27 +218,16 @@ TEST_CASE("Two optimizers on two communicators, stepped in different orders, are
           "[reports][B068][host]") {
   auto first = so::Threads<so::Host>::make(4, 3s);  // gives up while the others still wait
   auto second = so::Threads<so::Host>::make(4, 60s);
-  std::vector<std::string> texts(4);
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < 4; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        std::vector<float> values(80, 0.0f);
-        const auto buffers = [&](std::size_t at) { return so::FlatBuffers{&values[at], &values[at + 20]}; };
-        Sgd<so::FullPrecision> one(table_of(10), {}, std::move(first[rank]), buffers(0), {});
-        Sgd<so::FullPrecision> other(table_of(10), {}, std::move(second[rank]), buffers(40), {});
-        auto& now = rank < 2 ? one : other;
-        auto& then = rank < 2 ? other : one;
-        static_cast<void>(now.step({}, {}));
-        static_cast<void>(then.step({}, {}));
-      } catch (const so::CollectiveError& error) {
-        texts[rank] = error.what();
-      } catch (const so::Error& error) {
-        texts[rank] = error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto texts = told_to_four([&](std::size_t rank) {
+    std::vector<float> values(80, 0.0f);
+    const auto buffers = [&](std::size_t at) { return so::FlatBuffers{&values[at], &values[at + 20]}; };
+    Sgd<so::FullPrecision> one(table_of(10), {}, std::move(first[rank]), buffers(0), {});
+    Sgd<so::FullPrecision> other(table_of(10), {}, std::move(second[rank]), buffers(40), {});
+    auto& now = rank < 2 ? one : other;
+    auto& then = rank < 2 ? other : one;
+    static_cast<void>(now.step({}, {}));
+    static_cast<void>(then.step({}, {}));
+  });
   for (const std::size_t rank : {0U, 1U}) {
     CHECK_THAT(texts[rank],
                ContainsSubstring("rank 0, 1 wait in reduce_scatter for rank 2, 3") &&
@@ -247,29 +242,20 @@ TEST_CASE("Two optimizers on two communicators, stepped in one order, never wait
   auto first = so::Threads<so::Host>::make(4, 60s);
   auto second = so::Threads<so::Host>::make(4, 60s);
   std::vector<float> last(4);
-  std::vector<std::string> texts(4);
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < 4; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        std::vector<float> values(80, 0.0f);
-        const auto buffers = [&](std::size_t at) { return so::FlatBuffers{&values[at], &values[at + 20]}; };
-        Sgd<so::FullPrecision> one(table_of(10), {.groups = {{"default", {.lr = 1}}}}, std::move(first[rank]),
-                                   buffers(0), {});
-        Sgd<so::FullPrecision> other(table_of(10), {.groups = {{"default", {.lr = 1}}}},
-                                     std::move(second[rank]), buffers(40), {});
-        for (int round = 0; round < rounds; ++round) {
-          values[39] = values[79] = 0.25f;
-          static_cast<void>(one.step({}, {}));
-          static_cast<void>(other.step({}, {}));
-        }
-        last[rank] = values[19] + values[59];
-      } catch (const std::exception& error) {
-        texts[rank] = error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto texts = told_to_four([&](std::size_t rank) {
+    std::vector<float> values(80, 0.0f);
+    const auto buffers = [&](std::size_t at) { return so::FlatBuffers{&values[at], &values[at + 20]}; };
+    Sgd<so::FullPrecision> one(table_of(10), {.groups = {{"default", {.lr = 1}}}}, std::move(first[rank]),
+                               buffers(0), {});
+    Sgd<so::FullPrecision> other(table_of(10), {.groups = {{"default", {.lr = 1}}}}, std::move(second[rank]),
+                                 buffers(40), {});
+    for (int round = 0; round < rounds; ++round) {
+      values[39] = values[79] = 0.25f;
+      static_cast<void>(one.step({}, {}));
+      static_cast<void>(other.step({}, {}));
+    }
+    last[rank] = values[19] + values[59];
+  });
   CHECK(texts == std::vector<std::string>(4));
   CHECK(last == std::vector<float>(4, -2.0f * rounds));
 }

@@ -10,6 +10,7 @@
 #include <shardopt/sharding/per_parameter_sharding.hpp>
 #include <shardopt/sharding/replicated.hpp>
 #include <shardopt/zero/zero_optimizer.hpp>
+#include <support/message_of.hpp>
 #include <support/numbers.hpp>
 
 #include <cstdint>
@@ -129,17 +130,6 @@ template <class Body>
     results[rank] = body(std::move(comm));
   });
   return results;
-}
-
-/// The message of what a call throws; empty if it does not.
-template <class Error = std::exception, class Body>
-[[nodiscard]] std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 /// Runs body(comm) on every rank and gives the message of what each threw.

@@ -74,16 +74,18 @@ class StateAccess {
   /// All states on one rank, by state, each in table order; empty on others. Collective; waits.
   template <Collective Comm>
   [[nodiscard]] std::vector<FullState> gather(Comm& comm, int root) const {
-    std::vector<FullState> result;
     std::vector<std::string_view> names;
     for (const auto& buffer : plan_.buffers) names.emplace_back(buffer.name);
     if (!Precision::has_master) names.emplace_back("master");
+    std::vector<FullState> result;
+    result.reserve(names.size() * table_.size());  // addresses stay
     for (const std::string_view name : names) {
-      const std::vector<std::size_t> places =
-          comm.rank() == root ? append_room(name, result) : std::vector<std::size_t>{};
-      std::vector<FullState*> into(table_.size(), nullptr);
-      for (std::size_t k = 0; k < places.size(); ++k) {
-        if (places[k] < result.size()) into[k] = &result[places[k]];
+      std::vector<FullState*> into(table_.size(), nullptr);  // by table entry
+      for (std::size_t k = 0; comm.rank() == root && k < table_.size(); ++k) {
+        const auto& entry = table_.entries()[k];
+        if (entry.frozen || entry.alias_of) continue;
+        result.push_back({name, entry.name, std::vector<float>(static_cast<std::size_t>(entry.numel))});
+        into[k] = &result.back();
       }
       gather_one(comm, name, root, into);
     }
@@ -95,19 +97,6 @@ class StateAccess {
     if (!Precision::has_master && state == "master") return true;
     return std::any_of(plan_.buffers.begin(), plan_.buffers.end(),
                        [&](const auto& buffer) { return buffer.name == state; });
-  }
-
-  /// Room for one state of all parameters. @return of each table entry its place, or the result's size
-  [[nodiscard]] std::vector<std::size_t> append_room(std::string_view name,
-                                                     std::vector<FullState>& result) const {
-    std::vector<std::size_t> places;
-    for (const auto& entry : table_.entries()) {
-      const bool kept = !entry.frozen && !entry.alias_of;
-      places.push_back(kept ? result.size() : static_cast<std::size_t>(-1));
-      if (kept)
-        result.push_back({name, entry.name, std::vector<float>(static_cast<std::size_t>(entry.numel))});
-    }
-    return places;
   }
 
   /// A state that every rank has whole is read where the root keeps it, or from its fp32 parameters.

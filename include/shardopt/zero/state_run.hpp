@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/core/dtype.hpp>
 #include <shardopt/core/parameter_table.hpp>
 #include <shardopt/core/range.hpp>
 #include <shardopt/zero/bucket_buffers.hpp>
 #include <shardopt/zero/shard_layout.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>

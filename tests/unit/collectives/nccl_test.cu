@@ -2,6 +2,7 @@
 #include <shardopt/collectives/nccl.cuh>
 
 #include <support/cuda_ranks.hpp>
+#include <support/message_of.hpp>
 #include <support/require_devices.hpp>
 
 #include <catch2/catch_test_macros.hpp>
@@ -15,16 +16,6 @@ namespace so = shardopt;
 using namespace test;
 
 namespace {
-
-template <class Exception, class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "no exception";
-}
 
 /// A communicator of one GPU, that an abort takes away.
 ncclComm_t lone_communicator() {

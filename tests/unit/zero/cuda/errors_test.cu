@@ -337,7 +337,7 @@ TEST_CASE("Collectives that the launcher lets fail break the optimizer cleanly",
     texts[rank].push_back(message_of<so::NcclError>([&] { optimizer->step({}, engine.compute); }));
     texts[rank].push_back(message_of<so::NcclError>([&] { optimizer->step({}, engine.compute); }));
   });
-  if (texts[0][0] == "no exception") SKIP("nothing heeds SHARDOPT_TEST_FAULTS");
+  if (texts[0][0].empty()) SKIP("nothing heeds SHARDOPT_TEST_FAULTS");
   for (int rank = 0; rank < 2; ++rank) {
     CHECK_THAT(texts[rank][0], ContainsSubstring("ncclReduceScatter"));
     CHECK_THAT(texts[rank][0], ContainsSubstring("rank " + std::to_string(rank) + ", iteration 1"));

@@ -4,6 +4,7 @@
 #include <shardopt/cuda.cuh>
 #include <support/cuda_calls.hpp>
 #include <support/cuda_ranks.hpp>
+#include <support/message_of.hpp>
 #include <support/require_devices.hpp>
 
 #include <condition_variable>
@@ -110,19 +111,6 @@ class Meeting {
   std::mutex mutex_;
   std::condition_variable changed_;
 };
-
-/// The message of what a call throws if it is an Exception, else what it did.
-template <class Exception, class Call>
-[[nodiscard]] std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another exception: ") + error.what();
-  }
-  return "no exception";
-}
 
 }  // namespace test
 
