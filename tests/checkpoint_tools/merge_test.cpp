@@ -250,18 +250,18 @@ TEST_CASE("a merge that fails anywhere leaves the old file and no other", "[chec
   const ScratchFolder folder;
   const auto output = folder / "merged.safetensors";
   const auto generation = save_numbers(folder / "saved", 2, awkward_tensors());
-  WatchedFiles counted;
+  QuickFiles quick;
+  WatchedFiles counted(quick);
   checkpoint::merge(Checkpoint(generation), output, {.files = &counted});
-  REQUIRE(counted.calls > 10);
+  REQUIRE(counted.calls() > 10);
   write_content(output, "old");
-  for (std::int64_t k = 0; k < counted.calls - 1;
-       ++k) {  // the last is the sync of the directory: after the rename
+  for (std::int64_t k = 1; k < counted.calls(); ++k) {  // the last syncs the directory: after the rename
     CAPTURE(k);
-    WatchedFiles files;
-    files.failing = k;
+    WatchedFiles files(quick);
+    files.fail_at = k;
     const std::string message = message_of<so::CheckpointError>(
         [&] { checkpoint::merge(Checkpoint(generation), output, {.overwrite = true, .files = &files}); });
-    REQUIRE(message == "no space left on device");
+    REQUIRE_THAT(message, ContainsSubstring(files.reason));
     REQUIRE(content_of(output) == "old");
     REQUIRE(names_in(folder.path()) == std::vector<std::string>{"merged.safetensors", "saved"});
   }

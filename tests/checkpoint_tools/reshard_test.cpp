@@ -81,10 +81,11 @@ TEST_CASE("ranks of the other world read only their own files", "[checkpoint][ho
   const so::ParameterTable table = packed_table(awkward_tensors());
   const auto opened = on_ranks(world, [&](HostThreads comm) {
     Engine<Optimizer> engine(table, two_groups<Optimizer>(4096), std::move(comm));
-    WatchedFiles files;
+    QuickFiles quick;
+    WatchedFiles files(quick);
     checkpoint::load(engine.optimizer, report.generation, {.files = &files}, {});
     std::string text;
-    for (const std::string& name : files.opened) {
+    for (const auto& [name, bytes] : files.bytes_read()) {
       if (name != checkpoint::manifest_name) text += name + " ";
     }
     return text;
@@ -149,19 +150,20 @@ TEST_CASE("resharding a damaged checkpoint names the file and leaves nothing", "
 TEST_CASE("a resharding that fails anywhere leaves the generations as they were", "[checkpoint][host]") {
   const ScratchFolder folder;
   const auto source = save_numbers(folder / "source", 2, {{"p", {300}}, {"q", {5}}});
-  WatchedFiles counted;
+  QuickFiles quick;
+  WatchedFiles counted(quick);
   std::filesystem::create_directory(folder / "counted");  // as the one below is there
   checkpoint::reshard(Checkpoint(source), folder / "counted", {.world = 3, .files = &counted});
   const auto kept = save_numbers(folder / "kept", 1, awkward_tensors());
-  REQUIRE(counted.calls > 15);
-  for (std::int64_t k = 0; k < counted.calls - 1;
-       ++k) {  // the last is the sync of the directory: after the rename
+  REQUIRE(counted.calls() > 15);
+  for (std::int64_t k = 1; k < counted.calls(); ++k) {  // the last syncs the directory: after the rename
     CAPTURE(k);
-    WatchedFiles files;
-    files.failing = k;
-    REQUIRE(message_of<so::CheckpointError>([&] {
-              checkpoint::reshard(Checkpoint(source), folder / "kept", {.world = 3, .files = &files});
-            }) == "no space left on device");
+    WatchedFiles files(quick);
+    files.fail_at = k;
+    REQUIRE_THAT(message_of<so::CheckpointError>([&] {
+                   checkpoint::reshard(Checkpoint(source), folder / "kept", {.world = 3, .files = &files});
+                 }),
+                 ContainsSubstring(files.reason));
     REQUIRE(checkpoint::newest(folder / "kept") == kept);
     REQUIRE(names_in(folder / "kept").size() == 1);
   }

@@ -4,6 +4,7 @@
 #include <shardopt/checkpoint.hpp>
 #include <support/scratch_files.hpp>
 #include <support/small_engine.hpp>
+#include <support/watched_files.hpp>
 
 #include <bit>
 #include <cstdint>
@@ -163,58 +164,5 @@ struct PlainFile {
   std::sort(names.begin(), names.end());
   return names;
 }
-
-/// Files that note what is opened, and let one call of those that change something fail.
-class WatchedFiles final : public QuickFiles {
- public:
-  mutable std::vector<std::string> opened;
-  std::int64_t calls = 0;
-  std::int64_t failing = -1;  ///< this call fails, as on a full disk
-
-  [[nodiscard]] std::unique_ptr<checkpoint::WritableFile> create(const std::filesystem::path& path) override {
-    change();
-    return std::make_unique<WatchedFile>(*this, QuickFiles::create(path));
-  }
-  [[nodiscard]] std::unique_ptr<checkpoint::ReadableFile> open(
-      const std::filesystem::path& path) const override {
-    opened.push_back(path.filename());
-    return QuickFiles::open(path);
-  }
-  void make_directory(const std::filesystem::path& directory) override {
-    change();
-    QuickFiles::make_directory(directory);
-  }
-  void rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
-    change();
-    QuickFiles::rename(from, to);
-  }
-  void sync_directory(const std::filesystem::path& directory) override {
-    change();
-    QuickFiles::sync_directory(directory);
-  }
-
- private:
-  class WatchedFile final : public checkpoint::WritableFile {
-   public:
-    WatchedFile(WatchedFiles& files, std::unique_ptr<checkpoint::WritableFile> file)
-        : files_(files), file_(std::move(file)) {}
-    void write_at(std::int64_t offset, std::span<const std::byte> bytes) override {
-      files_.change();
-      file_->write_at(offset, bytes);
-    }
-    void sync() override {
-      files_.change();
-      file_->sync();
-    }
-
-   private:
-    WatchedFiles& files_;
-    std::unique_ptr<checkpoint::WritableFile> file_;
-  };
-
-  void change() {
-    if (calls++ == failing) throw so::CheckpointError("no space left on device");
-  }
-};
 
 }  // namespace test

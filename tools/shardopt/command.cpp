@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.hpp"
 
+#include <cstdio>
+
 namespace tool {
 
 CLI::App* add_command(CLI::App& program, Manual manual) {
@@ -14,6 +16,15 @@ CLI::App* add_command(CLI::App& program, Manual manual) {
   }
   set_manual(*app, manual);
   return app;
+}
+
+CLI::Option* add_checkpoint(CLI::App& app, const std::string& name, std::string& path) {
+  return app.add_option(name, path,
+                        "A checkpoint: a directory of generations, one generation, or a merged file.");
+}
+
+void print_notes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", note.c_str());
 }
 
 void add_quiet(CLI::App& app, bool& quiet) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace tool {
 
@@ -34,8 +35,14 @@ struct Command {
 /// Adds a command and its manual; its options are the caller's to add.
 [[nodiscard]] CLI::App* add_command(CLI::App& program, Manual manual);
 
+/// Adds an argument that is a checkpoint of any kind.
+CLI::Option* add_checkpoint(CLI::App& app, const std::string& name, std::string& path);
+
 /// Adds -q, --quiet.
 void add_quiet(CLI::App& app, bool& quiet);
+
+/// Prints remarks on standard error.
+void print_notes(const std::vector<std::string>& notes);
 
 [[nodiscard]] Command inspect_command(CLI::App& program);
 [[nodiscard]] Command verify_command(CLI::App& program);

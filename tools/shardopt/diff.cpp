@@ -64,7 +64,7 @@ int run(const Options& options) {
     report = checkpoint::diff(a, b, bar.progress());
   }
   if (options.quiet) return report.same() ? fine : fault;
-  for (const std::string& line : report.storage) std::fprintf(stderr, "note: %s\n", line.c_str());
+  print_notes(report.storage);
   for (const std::string& line : report.manifest) std::printf("%s\n", line.c_str());
   for (const auto& tensor : report.tensors) print_difference(tensor);
   if (report.tensors.empty()) {
@@ -83,10 +83,8 @@ int run(const Options& options) {
 Command diff_command(CLI::App& program) {
   CLI::App* app = add_command(program, manual);
   const auto options = std::make_shared<Options>();
-  app->add_option("A", options->a,
-                  "A checkpoint: a directory of generations, one generation, or a merged file.")
-      ->required();
-  app->add_option("B", options->b, "Another one.")->required();
+  add_checkpoint(*app, "A", options->a)->required();
+  add_checkpoint(*app, "B", options->b)->required();
   add_quiet(*app, options->quiet);
   return {app, [options] { return run(*options); }};
 }

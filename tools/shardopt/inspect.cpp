@@ -99,7 +99,7 @@ void print_groups(const Manifest& m) {
   for (const auto* group : groups) {
     std::string text;
     for (const auto& [name, value] : group->hyper_parameters)
-      text += (text.empty() ? "" : ", ") + name + " " + checkpoint::detail::text_of(value);
+      text += (text.empty() ? "" : ", ") + name + " " + checkpoint::text_of(value);
     std::printf("    %s: %s\n", printable(group->name).c_str(), text.c_str());
   }
 }
@@ -179,9 +179,7 @@ int run(const Options& options) {
 Command inspect_command(CLI::App& program) {
   CLI::App* app = add_command(program, manual);
   const auto options = std::make_shared<Options>();
-  app->add_option("CHECKPOINT", options->path,
-                  "A directory of generations, one generation, or a merged file.")
-      ->required();
+  add_checkpoint(*app, "CHECKPOINT", options->path)->required();
   auto* summary = app->add_flag("--summary", options->summary, "Leaves out groups, files and parameters.");
   app->add_flag("--json", options->json, "Prints the manifest as JSON.")->excludes(summary);
   add_quiet(*app, options->quiet);

@@ -70,9 +70,7 @@ int run(const std::vector<tool::Command>& commands) {
 int main(int argc, char** argv) {
   CLI::App program{manual.summary};
   tool::set_manual(program, manual);
-  program.set_version_flag("--version",
-                           tool::print("shardopt %d.%d.%d", shardopt::version.major_number,
-                                       shardopt::version.minor_number, shardopt::version.patch_number),
+  program.set_version_flag("--version", "shardopt " + shardopt::text_of(shardopt::version),
                            "Shows the version of the library.");
   program.require_subcommand(1);
   const std::vector<tool::Command> commands{tool::inspect_command(program), tool::verify_command(program),

@@ -59,7 +59,7 @@ int run(const Options& options) {
                                          {.overwrite = options.overwrite, .progress = bar.progress()});
   }
   if (options.quiet) return fine;
-  for (const std::string& note : report.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  print_notes(report.notes);
   std::printf("%s: %s tensors, %s, iteration %s\n", report.file.c_str(), with_commas(report.tensors).c_str(),
               bytes_text(report.bytes).c_str(), with_commas(source.manifest().iteration).c_str());
   return fine;

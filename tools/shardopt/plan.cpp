@@ -267,8 +267,7 @@ Command plan_command(CLI::App& program) {
     for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
     return text;
   };
-  app->add_option("CHECKPOINT", options->path,
-                  "A directory of generations, one generation, or a merged file.");
+  add_checkpoint(*app, "CHECKPOINT", options->path);
   app->add_option("--parameters", options->parameters, "Trainable elements, such as 7.5B, 125M or 9610.")
       ->type_name("COUNT");
   app->add_option("--world", options->worlds, "Numbers of ranks, separated by commas.")

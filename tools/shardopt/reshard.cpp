@@ -69,7 +69,7 @@ int run(const Options& options) {
     throw UsageError(std::string(error.what()) + " (--sharding chooses the policy)");
   }
   if (options.quiet) return fine;
-  for (const std::string& note : report.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  print_notes(report.notes);
   std::printf("%s: %s, iteration %s, %s to %s ranks\n", report.generation.c_str(),
               bytes_text(report.bytes).c_str(), with_commas(source.manifest().iteration).c_str(),
               with_commas(source.manifest().world).c_str(), with_commas(options.world).c_str());
@@ -81,9 +81,7 @@ int run(const Options& options) {
 Command reshard_command(CLI::App& program) {
   CLI::App* app = add_command(program, manual);
   const auto options = std::make_shared<Options>();
-  app->add_option("SOURCE", options->source,
-                  "The checkpoint: a directory of generations, one generation, or a merged file.")
-      ->required();
+  add_checkpoint(*app, "SOURCE", options->source)->required();
   app->add_option("DIRECTORY", options->directory,
                   "The directory that gets a new generation; made if need be.")
       ->required();

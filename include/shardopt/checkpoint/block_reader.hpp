@@ -5,10 +5,12 @@
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/checksum.hpp>
 #include <shardopt/checkpoint/shard_file.hpp>
+#include <shardopt/core/range.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -45,21 +47,32 @@ class BlockReader {
   /// @throws CheckpointError for the first block that is damaged
   template <class Verify, class Sink>
   void read(const std::vector<Extract>& extracts, const Verify& verify, const Sink& sink) {
-    auto next = extracts.begin();
-    for (std::int64_t block = 0; block < blocks_in(described_.bytes); ++block) {
-      const std::int64_t begin = block * block_bytes;
-      const std::int64_t end = (std::min)(begin + block_bytes, described_.bytes);
-      while (next != extracts.end() && next->offset + next->bytes <= begin) ++next;
-      const bool wanted = next != extracts.end() && next->offset < end;
-      if (!wanted && !verify(block)) continue;
-      const std::span<const std::byte> bytes = load(block, begin, end);
-      for (auto e = next; e != extracts.end() && e->offset < end; ++e) {
-        const std::int64_t from = (std::max)(e->offset, begin);
-        const std::int64_t to = (std::min)(e->offset + e->bytes, end);
-        sink(*e, from - e->offset,
-             bytes.subspan(static_cast<std::size_t>(from - begin), static_cast<std::size_t>(to - from)));
+    for_each_block(extracts, verify, [&](std::int64_t block, Range bytes, auto first, auto last) {
+      load(block, bytes.begin, buffer(bytes.size()));
+      hand_out(bytes, first, last, sink);
+    });
+  }
+
+  /// Likewise, to `into + target_offset`, where all bytes are before they are verified. Of the blocks that
+  /// are to be read it takes each `lanes`-th one from the `lane`-th on: readers on several threads share a
+  /// file.
+  template <class Verify>
+  void read_into(std::byte* into, const std::vector<Extract>& extracts, const Verify& verify,
+                 std::int64_t lane, std::int64_t lanes) {
+    std::int64_t turn = 0;
+    for_each_block(extracts, verify, [&](std::int64_t block, Range bytes, auto first, auto last) {
+      if (turn++ % lanes != lane) return;
+      if (first != last && first->offset <= bytes.begin && bytes.end <= first->offset + first->bytes) {
+        std::byte* const to = into + first->target_offset + (bytes.begin - first->offset);
+        load(block, bytes.begin, {to, static_cast<std::size_t>(bytes.size())});
+        return;
       }
-    }
+      load(block, bytes.begin, buffer(bytes.size()));
+      hand_out(bytes, first, last,
+               [&](const Extract& extract, std::int64_t done, std::span<const std::byte> some) {
+                 std::memcpy(into + extract.target_offset + done, some.data(), some.size());
+               });
+    });
   }
 
   /// Bytes read so far.
@@ -70,20 +83,50 @@ class BlockReader {
     throw CheckpointError("shardopt: " + in_quotes(path_) + " " + why);
   }
 
-  [[nodiscard]] std::span<const std::byte> load(std::int64_t block, std::int64_t begin, std::int64_t end) {
+  /// Calls its argument with each block that is to be read, its bytes, and the extracts from the first to
+  /// behind the last that it holds a part of.
+  template <class Verify, class Block>
+  void for_each_block(const std::vector<Extract>& extracts, const Verify& verify, const Block& each) const {
+    auto first = extracts.begin();
+    for (std::int64_t block = 0; block < blocks_in(described_.bytes); ++block) {
+      const std::int64_t begin = block * block_bytes;
+      const Range bytes{begin, (std::min)(begin + block_bytes, described_.bytes)};
+      while (first != extracts.end() && first->offset + first->bytes <= bytes.begin) ++first;
+      auto last = first;
+      while (last != extracts.end() && last->offset < bytes.end) ++last;
+      if (first != last || verify(block)) each(block, bytes, first, last);
+    }
+  }
+
+  /// Calls the sink with what the buffer's block has of each extract.
+  template <class Iterator, class Sink>
+  void hand_out(Range block, Iterator first, Iterator last, const Sink& sink) const {
+    for (auto e = first; e != last; ++e) {
+      const std::int64_t from = (std::max)(e->offset, block.begin);
+      const std::int64_t to = (std::min)(e->offset + e->bytes, block.end);
+      sink(*e, from - e->offset,
+           std::span<const std::byte>(buffer_.get() + (from - block.begin),
+                                      static_cast<std::size_t>(to - from)));
+    }
+  }
+
+  [[nodiscard]] std::span<std::byte> buffer(std::int64_t bytes) {
     if (!buffer_)
       buffer_ =
           std::make_unique<std::byte[]>(static_cast<std::size_t>((std::min)(block_bytes, described_.bytes)));
-    const std::span<std::byte> bytes(buffer_.get(), static_cast<std::size_t>(end - begin));
+    return {buffer_.get(), static_cast<std::size_t>(bytes)};
+  }
+
+  void load(std::int64_t block, std::int64_t begin, std::span<std::byte> bytes) {
     file_->read_at(begin, bytes);
-    bytes_read_ += end - begin;
-    if (described_.checksums.empty()) return bytes;
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    bytes_read_ += size;
+    if (described_.checksums.empty()) return;
     if (checksum(bytes) != described_.checksums[static_cast<std::size_t>(block)]) {
-      fail("is damaged: bytes " + std::to_string(begin) + ".." + std::to_string(end) +
+      fail("is damaged: bytes " + std::to_string(begin) + ".." + std::to_string(begin + size) +
            " do not have the checksum that the manifest gives" + stale());
     }
     if (block == 0) require_header_length(bytes);
-    return bytes;
   }
 
   /// Numbers must begin where the manifest puts them.
@@ -98,13 +141,7 @@ class BlockReader {
   /// ": it is of another generation", if the header says so. Reads without checking: for messages only.
   [[nodiscard]] std::string stale() const {
     try {
-      std::string start(8, '\0');
-      file_->read_at(0, std::as_writable_bytes(std::span(start.data(), start.size())));
-      const std::int64_t length = header_bytes_of(start, file_->size(), path_);
-      if (length > block_bytes) return {};
-      std::string text(static_cast<std::size_t>(length), '\0');
-      file_->read_at(8, std::as_writable_bytes(std::span(text.data(), text.size())));
-      const Json json = parse_json(text, path_);
+      const Json json = parse_json(header_text_of(*file_, path_), path_);
       const std::string id = JsonReader(json, path_).at("__metadata__").at("id").text();
       if (id != checkpoint_.manifest().id) return "; it is a file of another generation, with id " + id;
     } catch (const CheckpointError&) {

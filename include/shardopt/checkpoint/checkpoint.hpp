@@ -86,12 +86,9 @@ class Checkpoint {
     const std::string what = path_.string();
     const auto file = files_->open(path_);
     const std::int64_t bytes = file->size();
-    std::string start(static_cast<std::size_t>((std::min)(bytes, std::int64_t{8})), '\0');
-    file->read_at(0, std::as_writable_bytes(std::span(start.data(), start.size())));
-    const std::int64_t length = header_bytes_of(start, bytes, what);
-    std::string text(static_cast<std::size_t>(length), '\0');
-    file->read_at(8, std::as_writable_bytes(std::span(text.data(), text.size())));
-    const SafetensorsHeader header = header_from_json(text, bytes - 8 - length, what);
+    const std::string text = header_text_of(*file, what);
+    const std::int64_t data = 8 + static_cast<std::int64_t>(text.size());
+    const SafetensorsHeader header = header_from_json(text, bytes - data, what);
     const auto described = header.metadata.find(merged_key);
     if (described == header.metadata.end())
       throw CheckpointError("shardopt: " + what + " is no merged checkpoint: its metadata lack '" +
@@ -99,7 +96,7 @@ class Checkpoint {
     const detail::Json json = detail::parse_json(described->second, what);
     manifest_ = detail::manifest_of(detail::JsonReader(json, what));
     detail::ConsistencyCheck(manifest_, what).run_merged();
-    locate(header, 8 + length, bytes);
+    locate(header, data, bytes);
   }
 
   /// Finds each whole tensor. @throws CheckpointError if one is missing, of another shape, or unknown

@@ -38,7 +38,7 @@ struct SavePlace {
   if (bytes > most_bytes)
     throw CheckpointError("shardopt: " + in_quotes(path.string()) + " is too large to be what its name says");
   std::string text(static_cast<std::size_t>(bytes), '\0');
-  file->read_at(0, std::as_writable_bytes(std::span(text.data(), text.size())));
+  file->read_at(0, std::as_writable_bytes(std::span(text)));
   return text;
 }
 
@@ -46,7 +46,7 @@ struct SavePlace {
 inline void write_text(FileSystem& files, const std::filesystem::path& path, std::string_view text,
                        bool durable) {
   const auto file = files.create(path);
-  file->write_at(0, std::as_bytes(std::span(text.data(), text.size())));
+  file->write_at(0, std::as_bytes(std::span(text)));
   if (durable) file->sync();
 }
 

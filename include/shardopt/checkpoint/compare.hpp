@@ -114,11 +114,8 @@ class Comparison {
 
   void compare(const Manifest::Parameter& saved, const Manifest::Parameter& here) {
     const std::string name = "parameter " + in_quotes(here.name);
-    const auto kind = [](const Manifest::Parameter& p) {
-      return !p.alias_of.empty() ? "an alias of " + in_quotes(p.alias_of) : p.frozen ? "frozen" : "trainable";
-    };
     if (saved.shape != here.shape) differ(name + ": shape", saved.shape.text(), here.shape.text());
-    if (kind(saved) != kind(here)) differ(name, kind(saved), kind(here));
+    if (saved.kind() != here.kind()) differ(name, saved.kind(), here.kind());
     if (!options_.weights_only && saved.has_state() && here.has_state() && saved.group != here.group)
       differ(name + ": group", in_quotes(saved.group), in_quotes(here.group));
     if (saved.has_state() && here.has_state() && saved.shape == here.shape) parameters_.insert(here.name);

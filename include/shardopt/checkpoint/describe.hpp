@@ -3,6 +3,7 @@
 
 #include <shardopt/checkpoint/checkpointable.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/shard_file.hpp>
 #include <shardopt/core/dtype.hpp>
 #include <shardopt/core/math.hpp>
 #include <shardopt/core/version.hpp>
@@ -94,13 +95,7 @@ template <class Runs>
   std::vector<Manifest::Piece> pieces;
   for (const auto& run : runs) {
     if (run.state != state) continue;
-    const auto parameter = static_cast<std::int64_t>(table.id_of(run.parameter).index);
-    if (!pieces.empty() && pieces.back().parameter == parameter &&
-        pieces.back().range.end == run.range.begin) {
-      pieces.back().range.end = run.range.end;
-    } else {
-      pieces.push_back({parameter, run.range});
-    }
+    append_piece(pieces, static_cast<std::int64_t>(table.id_of(run.parameter).index), run.range);
   }
   return pieces;
 }
@@ -111,8 +106,7 @@ template <Checkpointable Optimizer>
 [[nodiscard]] Manifest describe(const Optimizer& optimizer, typename Optimizer::Stream stream) {
   using Rule = RuleOf<Optimizer>;
   Manifest m;
-  m.library_version = std::to_string(version.major_number) + "." + std::to_string(version.minor_number) +
-                      "." + std::to_string(version.patch_number);
+  m.library_version = shardopt::text_of(version);
   const auto counters = optimizer.counters(stream);
   m.iteration = counters.iteration;
   m.updates = counters.updates;

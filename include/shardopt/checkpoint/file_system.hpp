@@ -16,8 +16,6 @@ class WritableFile {
   virtual ~WritableFile() = default;
   /// Writes all bytes at an offset. @throws CheckpointError
   virtual void write_at(std::int64_t offset, std::span<const std::byte> bytes) = 0;
-  /// Lets the system begin to write what was given so far. A hint.
-  virtual void start_writing() {}
   /// Returns when the content is on stable storage. @throws CheckpointError
   virtual void sync() = 0;
 };

@@ -9,6 +9,7 @@
 #include <shardopt/checkpoint/describe.hpp>
 #include <shardopt/checkpoint/extracts.hpp>
 #include <shardopt/checkpoint/generations.hpp>
+#include <shardopt/checkpoint/huge_pages.hpp>
 #include <shardopt/checkpoint/json.hpp>
 #include <shardopt/checkpoint/load_options.hpp>
 #include <shardopt/checkpoint/verify.hpp>
@@ -18,8 +19,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,7 +61,7 @@ class Loading {
       : optimizer_(optimizer), options_(options), stream_(stream) {}
 
   /// Opens, compares. @throws CheckpointError
-  void open(const std::filesystem::path& path) { checkpoint_.emplace(path, options_.file_system()); }
+  void open(const std::filesystem::path& path) { checkpoint_.emplace(path, *options_.files); }
 
   void compare() {
     here_ = describe(optimizer_, stream_);
@@ -79,6 +80,7 @@ class Loading {
     // Not zeroed: every byte is read. What is not covered by a piece was refused when the manifest was read.
     staging_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(staging_elements_));
     auto* into = reinterpret_cast<std::byte*>(staging_.get());
+    prefer_huge_pages(into, static_cast<std::size_t>(staging_elements_) * sizeof(float));
     const Manifest& manifest = checkpoint_->manifest();
     require_no_strangers();
     std::int64_t unread = 0;
@@ -87,13 +89,19 @@ class Loading {
       const std::vector<bool> mine = share_of_unread(k, unread);
       const bool any = std::find(mine.begin(), mine.end(), true) != mine.end();
       if (extracts.empty() && !any && !is_mine(static_cast<std::int64_t>(k))) continue;
-      BlockReader reader(*checkpoint_, k);
-      reader.read(
-          extracts, [&](std::int64_t block) { return mine[static_cast<std::size_t>(block)]; },
-          [&](const Extract& extract, std::int64_t done, std::span<const std::byte> bytes) {
-            std::memcpy(into + extract.target_offset + done, bytes.data(), bytes.size());
-          });
-      report_.bytes_read += reader.bytes_read();
+      const auto read_lane = [&](std::int64_t lane, std::int64_t lanes) {
+        BlockReader reader(*checkpoint_, k);
+        reader.read_into(
+            into, extracts, [&](std::int64_t block) { return mine[static_cast<std::size_t>(block)]; }, lane,
+            lanes);
+        return reader.bytes_read();
+      };
+      // Copying, verifying and the pages of new memory take longer than many a disk.
+      const std::int64_t lanes = manifest.files[k].bytes < 8 * block_bytes ? 1 : 2;
+      std::future<std::int64_t> other;
+      if (lanes > 1) other = std::async(std::launch::async, read_lane, 1, lanes);
+      report_.bytes_read += read_lane(0, lanes);
+      if (lanes > 1) report_.bytes_read += other.get();
     }
   }
 
@@ -233,13 +241,9 @@ class Loading {
     for (std::size_t k = 0; k < loaded.size(); ++k) {
       if (loaded[k] == here.hyper_parameters[k]) continue;
       report_.notes.push_back("group " + in_quotes(here.name) + ": " + loaded[k].first + " is " +
-                              text_of_value(loaded[k].second) + ", as when it was saved, not " +
-                              text_of_value(here.hyper_parameters[k].second));
+                              text_of(loaded[k].second) + ", as when it was saved, not " +
+                              text_of(here.hyper_parameters[k].second));
     }
-  }
-
-  [[nodiscard]] static std::string text_of_value(const HyperParameter& value) {
-    return std::visit([](auto v) { return json_of(v).dump(); }, value);
   }
 
   [[nodiscard]] RuleOf<Optimizer> rule_of(const std::string& group, const Manifest::Group& saved) const {
@@ -252,7 +256,7 @@ class Loading {
         if (saved_name != name) continue;
         if (assign(value, field)) continue;
         throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) + ": group " +
-                              in_quotes(group) + ": " + saved_name + " cannot be " + text_of_value(value));
+                              in_quotes(group) + ": " + saved_name + " cannot be " + text_of(value));
       }
     });
     return rule;
@@ -308,7 +312,7 @@ LoadReport load(Optimizer& optimizer, const std::filesystem::path& path, const L
   const std::string what = "a checkpoint was not loaded";
   std::string chosen;
   const std::string failure = detail::failure_of([&] {
-    if (optimizer.rank() == 0) chosen = newest(path, options.file_system()).string();
+    if (optimizer.rank() == 0) chosen = newest(path, *options.files).string();
   });
   chosen = optimizer.exchange(failure.empty() ? chosen : "!" + failure)[0];
   if (chosen.starts_with("!")) throw CheckpointError(chosen.substr(1));
@@ -319,13 +323,13 @@ LoadReport load(Optimizer& optimizer, const std::filesystem::path& path, const L
       loading.open(chosen);
     });
   } catch (const CheckpointError& error) {
-    detail::throw_with_alternative(optimizer, error, path, chosen, options.file_system());
+    detail::throw_with_alternative(optimizer, error, path, chosen, *options.files);
   }
   detail::collectively(optimizer, what, [&] { loading.compare(); });
   try {
     detail::collectively(optimizer, what, [&] { loading.read(); });
   } catch (const CheckpointError& error) {
-    detail::throw_with_alternative(optimizer, error, path, chosen, options.file_system());
+    detail::throw_with_alternative(optimizer, error, path, chosen, *options.files);
   }
   loading.apply();
   return std::move(loading).report();

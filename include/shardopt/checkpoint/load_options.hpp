@@ -22,12 +22,7 @@ struct LoadOptions {
   /// Loads what both sides have under the same name and shape, and leaves the rest as it stands; the report
   /// says what. Else every difference is an error.
   bool lenient = false;
-  const FileSystem* files = nullptr;  ///< null: PosixFiles
-
-  /// The file system that is meant.
-  [[nodiscard]] const FileSystem& file_system() const noexcept {
-    return files != nullptr ? *files : PosixFiles::instance();
-  }
+  const FileSystem* files = &PosixFiles::instance();  ///< not null
 };
 
 /// What was loaded.

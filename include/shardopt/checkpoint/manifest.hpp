@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/core/error.hpp>
 #include <shardopt/core/range.hpp>
 #include <shardopt/core/shape.hpp>
 
+#include <array>
+#include <charconv>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -30,6 +34,27 @@ struct Coordinate {
 /// A hyper-parameter as it was.
 using HyperParameter = std::variant<bool, std::int64_t, double>;
 
+namespace detail {
+
+/// The shortest text that reads back as the same number.
+[[nodiscard]] inline std::string text_of_number(double value) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
+}  // namespace detail
+
+/// As people read it.
+[[nodiscard]] inline std::string text_of(const HyperParameter& value) {
+  return std::visit(
+      [](auto v) {
+        if constexpr (std::is_same_v<decltype(v), bool>) return std::string(v ? "true" : "false");
+        if constexpr (std::is_same_v<decltype(v), std::int64_t>) return std::to_string(v);
+        return detail::text_of_number(static_cast<double>(v));
+      },
+      value);
+}
+
 /// What a checkpoint holds beside the numbers themselves: all that is needed to read it. Text form:
 /// docs/checkpoint-format.md.
 struct Manifest {
@@ -42,6 +67,11 @@ struct Manifest {
     std::string alias_of = {};  ///< the parameter that it is a second name of, or empty
     /// Number of elements.
     [[nodiscard]] std::int64_t numel() const { return shape.numel(); }
+    /// "trainable", "frozen", or "an alias of 'x'".
+    [[nodiscard]] std::string kind() const {
+      if (!alias_of.empty()) return "an alias of " + shardopt::detail::in_quotes(alias_of);
+      return frozen ? "frozen" : "trainable";
+    }
     /// Whether states are kept for it.
     [[nodiscard]] bool has_state() const noexcept { return !frozen && alias_of.empty(); }
     friend bool operator==(const Parameter&, const Parameter&) = default;

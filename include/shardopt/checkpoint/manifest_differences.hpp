@@ -4,37 +4,17 @@
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/core/error.hpp>
 
-#include <array>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace shardopt::inline v0::checkpoint::detail {
 
 using namespace shardopt::detail;
-
-/// The shortest text that reads back as the same number.
-[[nodiscard]] inline std::string text_of_number(double value) {
-  std::array<char, 32> text{};
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
-}
-
-/// A hyper-parameter as people read it.
-[[nodiscard]] inline std::string text_of(const HyperParameter& value) {
-  return std::visit(
-      [](auto v) {
-        if constexpr (std::is_same_v<decltype(v), bool>) return std::string(v ? "true" : "false");
-        if constexpr (std::is_same_v<decltype(v), std::int64_t>) return std::to_string(v);
-        return text_of_number(static_cast<double>(v));
-      },
-      value);
-}
 
 /// Where two manifests say different things, for people to read.
 class ManifestDifferences {
@@ -118,14 +98,10 @@ class ManifestDifferences {
               [](const auto& h) { return h.first; },
               [&](const auto& x, const auto& y) {
                 if (x.second != y.second)
-                  meaning_.push_back(group + x.first + ": " + detail::text_of(x.second) + " in A, " +
-                                     detail::text_of(y.second) + " in B");
+                  meaning_.push_back(group + x.first + ": " + text_of(x.second) + " in A, " +
+                                     text_of(y.second) + " in B");
               });
         });
-  }
-
-  [[nodiscard]] static std::string kind_of(const Manifest::Parameter& p) {
-    return !p.alias_of.empty() ? "an alias of " + in_quotes(p.alias_of) : p.frozen ? "frozen" : "trainable";
   }
 
   void compare_parameters() {
@@ -156,7 +132,7 @@ class ManifestDifferences {
     const std::string what = "parameter " + in_quotes(a.name) + ": ";
     if (a.shape != b.shape)
       meaning_.push_back(what + "shape " + a.shape.text() + " in A, " + b.shape.text() + " in B");
-    if (kind_of(a) != kind_of(b)) meaning_.push_back(what + kind_of(a) + " in A, " + kind_of(b) + " in B");
+    if (a.kind() != b.kind()) meaning_.push_back(what + a.kind() + " in A, " + b.kind() + " in B");
     if (a.has_state() && b.has_state()) compare(meaning_, what + "group", a.group, b.group);
   }
 

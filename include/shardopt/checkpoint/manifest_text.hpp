@@ -99,7 +99,7 @@ inline constexpr std::string_view checksum_member = ",\n \"checksum\": \"";
 inline constexpr std::string_view checksum_end = "\"\n}\n";
 
 [[nodiscard]] inline std::uint64_t checksum_of_text(std::string_view text) noexcept {
-  return checksum(std::as_bytes(std::span(text.data(), text.size())));
+  return checksum(std::as_bytes(std::span(text)));
 }
 
 [[nodiscard]] inline HyperParameter hyper_parameter_of(const JsonReader& value) {

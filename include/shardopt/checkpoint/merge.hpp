@@ -31,14 +31,9 @@ namespace shardopt::inline v0::checkpoint {
 
 /// How a checkpoint is merged.
 struct MergeOptions {
-  bool overwrite = false;       ///< whether a file that has the output's name is replaced
-  Progress progress = {};       ///< is told how many bytes of the source have been read
-  FileSystem* files = nullptr;  ///< to write to; null: PosixFiles
-
-  /// The file system that is meant.
-  [[nodiscard]] FileSystem& file_system() const noexcept {
-    return files != nullptr ? *files : PosixFiles::instance();
-  }
+  bool overwrite = false;                       ///< whether a file that has the output's name is replaced
+  Progress progress = {};                       ///< is told how many bytes of the source have been read
+  FileSystem* files = &PosixFiles::instance();  ///< to write to; not null
 };
 
 /// What was merged.
@@ -79,7 +74,7 @@ class Merging {
       : checkpoint_(checkpoint),
         manifest_(checkpoint.manifest()),
         output_(std::move(output)),
-        files_(options.file_system()),
+        files_(*options.files),
         options_(options) {
     folder_ = output_.has_parent_path() ? output_.parent_path() : std::filesystem::path(".");
     require_source();
@@ -102,8 +97,6 @@ class Merging {
   }
 
  private:
-  static constexpr std::int64_t write_behind_bytes = std::int64_t{32} << 20;
-
   [[noreturn]] void refuse(const std::string& why) const {
     throw CheckpointError("shardopt: " + in_quotes(checkpoint_.path().string()) + " was not merged: " + why);
   }
@@ -165,19 +158,15 @@ class Merging {
   [[nodiscard]] std::int64_t write(const std::filesystem::path& path) {
     const auto file = files_.create(path);
     const std::string header = to_bytes(header_);
-    file->write_at(0, std::as_bytes(std::span(header.data(), header.size())));
+    file->write_at(0, std::as_bytes(std::span(header)));
     const auto data = static_cast<std::int64_t>(header.size());
     const std::int64_t total = total_bytes(manifest_);
     std::int64_t written = 0;
-    std::int64_t started = 0;
     stream_states(
         checkpoint_, wanted_, true,
         [&](std::size_t, std::int64_t offset, std::span<const std::byte> bytes) {
           file->write_at(data + offset, bytes);
           written += static_cast<std::int64_t>(bytes.size());
-          if (written - started < write_behind_bytes) return;
-          file->start_writing();
-          started = written;
         },
         [&](std::int64_t read) {
           if (options_.progress) options_.progress(read, total);

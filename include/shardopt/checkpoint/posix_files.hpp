@@ -74,21 +74,27 @@ class PosixWritableFile final : public WritableFile {
       if (done < 0 && errno == EINTR) continue;
       if (done < 0) throw_file_error("write", descriptor_.path(), errno);
       offset += done;
+      waiting_bytes_ += done;
       bytes = bytes.subspan(static_cast<std::size_t>(done));
     }
-  }
-
-  void start_writing() override {
-#ifdef SYNC_FILE_RANGE_WRITE
-    // Without it most of the data would wait in memory for the final fsync.
-    static_cast<void>(::sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
-#endif
+    if (waiting_bytes_ >= write_behind_bytes) start_writing();
   }
 
   void sync() override { descriptor_.sync(); }
 
  private:
+  static constexpr std::int64_t write_behind_bytes = std::int64_t{32} << 20;
+
+  /// Without it most of the data would wait in memory for the final fsync.
+  void start_writing() {
+#ifdef SYNC_FILE_RANGE_WRITE
+    static_cast<void>(::sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
+#endif
+    waiting_bytes_ = 0;
+  }
+
   Descriptor descriptor_;
+  std::int64_t waiting_bytes_ = 0;
 };
 
 class PosixReadableFile final : public ReadableFile {

@@ -38,13 +38,8 @@ struct ReshardOptions {
   std::string sharding = {};
   /// As the sharding policy of the run that will load it: then each rank reads its own file only.
   std::int64_t bucket_bytes = std::int64_t{32} << 20;
-  Progress progress = {};       ///< is told how many bytes of the files have been written and read again
-  FileSystem* files = nullptr;  ///< to write to; null: PosixFiles
-
-  /// The file system that is meant.
-  [[nodiscard]] FileSystem& file_system() const noexcept {
-    return files != nullptr ? *files : PosixFiles::instance();
-  }
+  Progress progress = {};  ///< is told how many bytes of the files have been written and read again
+  FileSystem* files = &PosixFiles::instance();  ///< to write to; not null
 };
 
 /// What was written.
@@ -63,7 +58,7 @@ class Resharding {
              const ReshardOptions& options)
       : checkpoint_(checkpoint),
         directory_(directory),
-        files_(options.file_system()),
+        files_(*options.files),
         options_(options),
         manifest_(checkpoint.manifest()) {
     if (options.world < 1 || options.world > (std::numeric_limits<int>::max)())
@@ -93,7 +88,6 @@ class Resharding {
  private:
   /// Files that are open at a time: systems allow a process some thousand.
   static constexpr std::size_t most_open = 256;
-  static constexpr std::int64_t write_behind_bytes = std::int64_t{32} << 20;
 
   /// A rank's file while it is written.
   struct Target {
@@ -111,9 +105,7 @@ class Resharding {
   void describe() {
     manifest_.files.clear();
     manifest_.world = options_.world;
-    manifest_.library_version = std::to_string(version.major_number) + "." +
-                                std::to_string(version.minor_number) + "." +
-                                std::to_string(version.patch_number);
+    manifest_.library_version = shardopt::text_of(version);
     if (!options_.sharding.empty()) manifest_.sharding = options_.sharding;
     with_sharding(manifest_.sharding, options_.bucket_bytes, [&](const auto& policy) {
       pieces_ = pieces_of_ranks(manifest_, policy, static_cast<int>(options_.world));
@@ -143,7 +135,7 @@ class Resharding {
     target.header_bytes = static_cast<std::int64_t>(text.size());
     target.bytes = target.header_bytes + header.data_bytes();
     target.file = files_.create(place_.saving / target.name);
-    target.file->write_at(0, std::as_bytes(std::span(text.data(), text.size())));
+    target.file->write_at(0, std::as_bytes(std::span(text)));
     return target;
   }
 
@@ -153,16 +145,12 @@ class Resharding {
     std::int64_t missing = 0;
     for (std::size_t s = 0; s < manifest_.states.size(); ++s) add_wanted(targets, s, wanted);
     for (const Target& target : targets) missing += target.bytes - target.header_bytes;
-    std::int64_t started = missing;
     stream_states(
         checkpoint_, wanted, first_pass,
         [&](std::size_t target, std::int64_t offset, std::span<const std::byte> bytes) {
           targets[target].file->write_at(offset, bytes);
           missing -= static_cast<std::int64_t>(bytes.size());
           advance(static_cast<std::int64_t>(bytes.size()));
-          if (started - missing < write_behind_bytes) return;
-          for (Target& each : targets) each.file->start_writing();
-          started = missing;
         },
         [](std::int64_t) {});
     if (missing != 0) {

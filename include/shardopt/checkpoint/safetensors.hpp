@@ -2,6 +2,7 @@
 #pragma once
 
 #include <shardopt/checkpoint/checkpoint_error.hpp>
+#include <shardopt/checkpoint/file_system.hpp>
 #include <shardopt/checkpoint/json.hpp>
 #include <shardopt/core/range.hpp>
 #include <shardopt/core/shape.hpp>
@@ -10,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -90,6 +92,17 @@ inline constexpr std::int64_t most_header_bytes = 100'000'000;
                           std::to_string(length) + " bytes, the file has " + std::to_string(file_bytes));
   }
   return static_cast<std::int64_t>(length);
+}
+
+/// The header's JSON of an open file. @param what  names the file in messages
+/// @throws CheckpointError if it does not fit in the file, or cannot be read
+[[nodiscard]] inline std::string header_text_of(const ReadableFile& file, const std::string& what) {
+  const std::int64_t bytes = file.size();
+  std::string start(static_cast<std::size_t>((std::min)(bytes, std::int64_t{8})), '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(start)));
+  std::string text(static_cast<std::size_t>(header_bytes_of(start, bytes, what)), '\0');
+  file.read_at(8, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 /// Parses a header's JSON strictly: F32 only; tensors in any order, their data without gaps or overlaps, to

@@ -84,7 +84,7 @@ void require_equal_on_ranks(Optimizer& optimizer, const std::string& what, const
 template <Checkpointable Optimizer>
 [[nodiscard]] Save begin_save(Optimizer& optimizer, const std::filesystem::path& directory,
                               const SaveOptions& options, typename Optimizer::Stream stream) {
-  Save save{.files = &options.file_system(), .options = options, .manifest = {}, .pieces = {}, .place = {}};
+  Save save{.files = options.files, .options = options, .manifest = {}, .pieces = {}, .place = {}};
   save.rank = optimizer.rank();
   save.place.directory = directory;
   collectively(optimizer, "a checkpoint in " + in_quotes(directory.string()) + " was not begun", [&] {

@@ -32,7 +32,7 @@ struct SaveOptions {
   std::vector<Coordinate> coordinates = std::vector<Coordinate>(1, Coordinate{"pp", 0, 1});
   /// For saving in the background: how long ranks wait for each other before the save counts as failed.
   std::chrono::milliseconds patience = std::chrono::minutes(30);
-  FileSystem* files = nullptr;  ///< null: PosixFiles
+  FileSystem* files = &PosixFiles::instance();  ///< not null
 
   /// @throws std::invalid_argument naming the field and what is legal
   void validate() const {
@@ -50,11 +50,6 @@ struct SaveOptions {
             "its count are needed");
       }
     }
-  }
-
-  /// The file system that is meant.
-  [[nodiscard]] FileSystem& file_system() const noexcept {
-    return files != nullptr ? *files : PosixFiles::instance();
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/shard_file.hpp>
 #include <shardopt/core/dtype.hpp>
 #include <shardopt/core/error.hpp>
 #include <shardopt/sharding/flat_sharding.hpp>
@@ -65,13 +66,7 @@ template <class Policy>
     for (std::int64_t begin = run.flat.begin; begin < run.flat.end;) {
       while (space.end_of(at) <= begin) ++at;
       const std::int64_t end = (std::min)(run.flat.end, space.end_of(at));
-      const Range range{begin - begins[at], end - begins[at]};
-      if (!pieces.empty() && pieces.back().parameter == parameters[at] &&
-          pieces.back().range.end == range.begin) {
-        pieces.back().range.end = range.end;
-      } else {
-        pieces.push_back({parameters[at], range});
-      }
+      append_piece(pieces, parameters[at], {begin - begins[at], end - begins[at]});
       begin = end;
     }
   }

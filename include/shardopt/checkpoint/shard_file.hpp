@@ -38,6 +38,15 @@ namespace shardopt::inline v0::checkpoint {
   return header;
 }
 
+/// Appends a run of elements to a rank's pieces; it joins the last one where it follows it.
+inline void append_piece(std::vector<Manifest::Piece>& pieces, std::int64_t parameter, Range range) {
+  if (!pieces.empty() && pieces.back().parameter == parameter && pieces.back().range.end == range.begin) {
+    pieces.back().range.end = range.end;
+  } else {
+    pieces.push_back({parameter, range});
+  }
+}
+
 /// Elements of all pieces.
 [[nodiscard]] inline std::int64_t elements_of(const std::vector<Manifest::Piece>& pieces) noexcept {
   std::int64_t sum = 0;

@@ -22,7 +22,7 @@ class ShardWriter {
   ShardWriter(FileSystem& files, const std::filesystem::path& path, const SafetensorsHeader& header)
       : file_(files.create(path)) {
     const std::string bytes = to_bytes(header);
-    append(std::as_bytes(std::span(bytes.data(), bytes.size())));
+    append(std::as_bytes(std::span(bytes)));
   }
 
   /// Writes what follows. @throws CheckpointError
@@ -30,9 +30,6 @@ class ShardWriter {
     checksums_.add(bytes);
     file_->write_at(at_, bytes);
     at_ += static_cast<std::int64_t>(bytes.size());
-    if (at_ - started_ < write_behind_bytes) return;
-    file_->start_writing();
-    started_ = at_;
   }
 
   /// Returns when the file is on stable storage. @throws CheckpointError
@@ -42,12 +39,9 @@ class ShardWriter {
   }
 
  private:
-  static constexpr std::int64_t write_behind_bytes = std::int64_t{32} << 20;
-
   std::unique_ptr<WritableFile> file_;
   BlockChecksums checksums_;
   std::int64_t at_ = 0;
-  std::int64_t started_ = 0;
 };
 
 }  // namespace shardopt::inline v0::checkpoint::detail
