@@ -6,6 +6,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <shardopt/shardopt.hpp>
+#include <support/message_of.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -187,7 +188,7 @@ std::vector<std::string> told_to_four(const Body& body) {
   std::vector<std::string> texts(4);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < texts.size(); ++rank)
-    threads.emplace_back([&, rank] { texts[rank] = message_of([&] { body(rank); }); });
+    threads.emplace_back([&, rank] { texts[rank] = test::message_of([&] { body(rank); }); });
   for (std::thread& thread : threads) thread.join();
   return texts;
 }
