@@ -57,7 +57,7 @@ class Checkpoints {
     finish();
     shardopt::checkpoint::SaveOptions options{.keep = run_.options.keep, .extras = state_of(iteration)};
     const double seconds = run_.options.deadline.value_or(600.0);
-    if (seconds > 0) options.patience = std::chrono::milliseconds(std::llround(std::ceil(1000 * seconds)));
+    if (seconds > 0) options.timeout = std::chrono::milliseconds(std::llround(std::ceil(1000 * seconds)));
     or_fail([&] { saver_.save(optimizer_, run_.options.checkpoint_dir, options, stream_); });
   }
 

@@ -116,7 +116,7 @@ TEST_CASE(
   const auto told = on_ranks(4, [&](HostThreads comm) {
     Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
-    const checkpoint::SaveOptions options{.patience = 60s, .files = &files};
+    const checkpoint::SaveOptions options{.timeout = 60s, .files = &files};
     train(engine, 1);
     saver.save(engine.optimizer, folder.path(), options, {});
     static_cast<void>(saver.wait(engine.optimizer));
@@ -151,7 +151,7 @@ TEST_CASE(
   CHECK(left == std::vector<std::string>{"generation-1-iteration-1", "generation-2-iteration-2"});
 }
 
-TEST_CASE("Who waits in vain for a rank in the background says so when its patience ends",
+TEST_CASE("Who waits in vain for a rank in the background says so when its timeout has passed",
           "[checkpoint][host]") {
   const ScratchFolder folder;
   Gate files;
@@ -159,7 +159,7 @@ TEST_CASE("Who waits in vain for a rank in the background says so when its patie
   const auto told = on_ranks(3, [&](HostThreads comm) {
     Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
-    saver.save(engine.optimizer, folder.path(), {.patience = 300ms, .files = &files}, {});
+    saver.save(engine.optimizer, folder.path(), {.timeout = 300ms, .files = &files}, {});
     return message_of<so::CheckpointError>([&] { static_cast<void>(saver.wait(engine.optimizer)); });
   });
   for (const auto& message : told) {

@@ -33,7 +33,7 @@ class AsyncSaver {
   AsyncSaver() = default;
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
-  /// Waits until this rank's thread has ended, at most SaveOptions::patience longer than its writing takes. A
+  /// Waits until this rank's thread has ended, at most SaveOptions::timeout longer than its writing takes. A
   /// failure is lost: call wait() before.
   ~AsyncSaver() {
     if (job_) job_->thread.join();
@@ -109,7 +109,7 @@ class AsyncSaver {
 
     void run() noexcept {
       const detail::FolderAgreement agreement(*save.files, save.place, save.manifest.world,
-                                              save.options.patience);
+                                              save.options.timeout);
       failure = detail::failure_of([&] {
         report.bytes = save.write([&](const auto& sink) {
           constexpr std::size_t chunk = std::size_t{4} << 20;

@@ -19,12 +19,13 @@ namespace shardopt::inline v0::checkpoint::detail {
 /// communicator is busy with training, and belongs to another thread.
 class FolderAgreement {
  public:
-  /// @param patience  how long to wait for others
+  /// @param timeout  how long to wait for others
   FolderAgreement(FileSystem& files, const SavePlace& place, std::int64_t world,
-                  std::chrono::milliseconds patience)
-      : files_(files), place_(place), world_(world), end_(std::chrono::steady_clock::now() + patience) {}
+                  std::chrono::milliseconds timeout)
+      : files_(files), place_(place), world_(world), end_(std::chrono::steady_clock::now() + timeout) {}
 
-  /// Says that a rank has failed. Best effort: a full disk may not take the note; then others lose patience.
+  /// Says that a rank has failed. Best effort: a full disk may not take the note; then others wait until
+  /// their timeout.
   void tell_failure(std::int64_t rank, const std::string& text) const noexcept {
     static_cast<void>(failure_of([&] { write_note(note_path(rank), text); }));
   }

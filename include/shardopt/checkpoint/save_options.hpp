@@ -31,7 +31,7 @@ struct SaveOptions {
   /// (No list in braces: GCC 12 breaks down over one where a template saves.)
   std::vector<Coordinate> coordinates = std::vector<Coordinate>(1, Coordinate{"pp", 0, 1});
   /// For saving in the background: how long ranks wait for each other before the save counts as failed.
-  std::chrono::milliseconds patience = std::chrono::minutes(30);
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
   FileSystem* files = &PosixFiles::instance();  ///< not null
 
   /// @throws std::invalid_argument naming the field and what is legal
