@@ -156,13 +156,4 @@ struct PlainFile {
   }
 };
 
-/// Names of what a folder holds.
-[[nodiscard]] inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 }  // namespace test

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <shardopt/checkpoint/posix_files.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <memory>
@@ -34,6 +35,15 @@ class ScratchFolder {
  private:
   std::filesystem::path path_;
 };
+
+/// Names of what a folder holds, in the order of texts.
+[[nodiscard]] inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 /// The system's files without waiting for stable storage. To be derived from, where a test watches calls.
 class QuickFiles : public shardopt::checkpoint::FileSystem {
