@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <pthread.h>
+
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <shardopt/checkpoint.hpp>
 #include <support/scratch_files.hpp>
 #include <support/small_engine.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -21,31 +32,60 @@ namespace {
 
 using Optimizer = ThreadsOptimizer<so::AdamW, so::Mixed<so::bf16, float, float>>;
 
+/// An optimizer whose exchanges are watched.
+class Watched : public Optimizer {
+ public:
+  using Optimizer::Optimizer;
+  std::function<void()> before_exchange = [] {};
+  std::function<void()> after_exchange = [] {};
+
+  [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) {
+    before_exchange();
+    auto all = Optimizer::exchange(mine);
+    after_exchange();
+    return all;
+  }
+};
+
+/// Sets the stack that new threads of the process get; nothing else makes std::thread fail at a wanted time.
+void set_stack_bytes(std::size_t bytes) {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, bytes);
+  pthread_setattr_default_np(&attributes);
+  pthread_attr_destroy(&attributes);
+}
+
 /// Files of tensors are written only while the gate is open, and fail where they are told to.
 class Gate : public QuickFiles {
  public:
   std::atomic<bool> open_gate = true;
   std::atomic<int> failing_rank = -1;
   std::atomic<int> silent_rank = -1;  ///< whose part never appears
+  std::atomic<unsigned> held = 0;     ///< a bit for each rank whose file waits
 
   class GatedFile : public File {
    public:
-    GatedFile(std::unique_ptr<checkpoint::WritableFile> file, const Gate& gate)
-        : File(std::move(file)), gate_(gate) {}
+    GatedFile(std::unique_ptr<checkpoint::WritableFile> file, const Gate& gate, unsigned rank)
+        : File(std::move(file)), gate_(gate), rank_(rank) {}
     void write_at(std::int64_t offset, std::span<const std::byte> bytes) override {
-      while (!gate_.open_gate) std::this_thread::sleep_for(1ms);
+      while (!gate_.open_gate || (gate_.held >> rank_ & 1U) != 0) std::this_thread::sleep_for(1ms);
       File::write_at(offset, bytes);
     }
 
    private:
     const Gate& gate_;
+    unsigned rank_;
   };
 
   [[nodiscard]] std::unique_ptr<checkpoint::WritableFile> create(const std::filesystem::path& path) override {
     const std::string name = path.filename().string();
     if (name.find("dp-" + std::to_string(failing_rank) + "-of") != std::string::npos)
       throw so::CheckpointError("shardopt: write of '" + path.string() + "': No space left on device");
-    if (name.ends_with(".safetensors")) return std::make_unique<GatedFile>(QuickFiles::create(path), *this);
+    if (name.ends_with(".safetensors")) {
+      const auto rank = static_cast<unsigned>(std::stoi(name.substr(name.find("dp-") + 3)));
+      return std::make_unique<GatedFile>(QuickFiles::create(path), *this, rank);
+    }
     return QuickFiles::create(path);
   }
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
@@ -111,6 +151,7 @@ TEST_CASE(
     "A background save that fails on one rank shows on every rank at the next call, and the next one works",
     "[checkpoint][B083][host]") {
   const bool next_save = GENERATE(true, false);
+  const int failing = GENERATE(0, 2);
   const ScratchFolder folder;
   Gate files;
   const auto told = on_ranks(4, [&](HostThreads comm) {
@@ -120,7 +161,7 @@ TEST_CASE(
     train(engine, 1);
     saver.save(engine.optimizer, folder.path(), options, {});
     static_cast<void>(saver.wait(engine.optimizer));
-    if (engine.optimizer.rank() == 0) files.failing_rank = 2;
+    if (engine.optimizer.rank() == 0) files.failing_rank = failing;
     train(engine, 1);
     saver.save(engine.optimizer, folder.path(), options, {});
     const std::string message = message_of<so::CheckpointError>([&] {
@@ -140,15 +181,13 @@ TEST_CASE(
   });
   for (const auto& [message, generations] : told) {
     CAPTURE(message);
-    CHECK(message.find("rank 2: ") != std::string::npos);
+    CHECK(message.find("rank " + std::to_string(failing) + ": ") != std::string::npos);
     CHECK(message.find("No space left on device") != std::string::npos);
     CHECK(message.find("iteration 2") != std::string::npos);
     CHECK(generations == 1);
   }
-  std::vector<std::string> left;
-  for (const auto& entry : files.list(folder.path())) left.push_back(entry.name.string());
-  std::sort(left.begin(), left.end());
-  CHECK(left == std::vector<std::string>{"generation-1-iteration-1", "generation-2-iteration-2"});
+  CHECK(names_in(folder.path()) ==
+        std::vector<std::string>{"generation-1-iteration-1", "generation-2-iteration-2"});
 }
 
 TEST_CASE("Who waits in vain for a rank in the background says so when its timeout has passed",
@@ -167,6 +206,159 @@ TEST_CASE("Who waits in vain for a rank in the background says so when its timeo
     CHECK(message.find("rank 1 has not written its file in time") != std::string::npos);
   }
   CHECK(checkpoint::generations(folder.path(), files).empty());
+}
+
+TEST_CASE("A rank that cannot start its thread fails the background save on every rank at once",
+          "[checkpoint][host]") {
+  constexpr int world = 3;
+  const ScratchFolder folder;
+  Gate files;
+  pthread_attr_t usual;
+  REQUIRE(pthread_getattr_default_np(&usual) == 0);
+  std::size_t usual_bytes = 0;
+  REQUIRE(pthread_attr_getstacksize(&usual, &usual_bytes) == 0);
+  std::atomic<int> arrived = 0;  // at exchanges, of the ranks but 1
+  const auto told = on_ranks(world, [&](HostThreads comm) {
+    Engine<Watched> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Watched& optimizer = engine.optimizer;
+    checkpoint::AsyncSaver saver;
+    int exchanges = 0;
+    if (optimizer.rank() != 1) optimizer.before_exchange = [&] { ++arrived; };
+    if (optimizer.rank() == 1) {
+      // What a rank does between two exchanges it does when the others have done it.
+      optimizer.before_exchange = [&] { set_stack_bytes(usual_bytes); };
+      optimizer.after_exchange = [&] {
+        ++exchanges;
+        while (arrived < (world - 1) * (exchanges + 1)) std::this_thread::sleep_for(1ms);
+        set_stack_bytes(std::size_t{1} << 60);
+      };
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string message = message_of<so::CheckpointError>(
+        [&] { saver.save(optimizer, folder.path(), {.timeout = 20s, .files = &files}, {}); });
+    const int at_once = std::chrono::steady_clock::now() - begin < 10s ? 1 : 0;
+    optimizer.after_exchange = [] {};
+    static_cast<void>(optimizer.exchange(""));
+    const auto left = names_in(folder.path()).size();
+    saver.save(optimizer, folder.path(), {.files = &files}, {});
+    return std::tuple(message, at_once, left, saver.wait(optimizer).has_value());
+  });
+  for (const auto& [message, at_once, left, saved] : told) {
+    CAPTURE(message);
+    CHECK(message.find("rank 1: Resource temporarily unavailable") != std::string::npos);
+    CHECK(at_once == 1);
+    CHECK(left == 0);
+    CHECK(saved);
+  }
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"generation-1-iteration-0"});
+}
+
+TEST_CASE("What a rank's own writing takes is no time that it has waited for others", "[checkpoint][host]") {
+  const ScratchFolder folder;
+  Gate files;
+  files.held = 0b11;
+  const auto told = on_ranks(2, [&](HostThreads comm) {
+    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    checkpoint::AsyncSaver saver;
+    saver.save(engine.optimizer, folder.path(), {.timeout = 1s, .files = &files}, {});
+    if (engine.optimizer.rank() == 0) {
+      std::this_thread::sleep_for(1200ms);
+      files.held = 0b10;
+      std::this_thread::sleep_for(200ms);
+      files.held = 0;
+    }
+    return message_of<so::CheckpointError>([&] { static_cast<void>(saver.wait(engine.optimizer)); });
+  });
+  CHECK(told == std::vector<std::string>(2));
+  CHECK(checkpoint::generations(folder.path(), files).size() == 1);
+}
+
+TEST_CASE("A generation that rank 0 completed is saved, also for a rank that did not wait for it",
+          "[checkpoint][host]") {
+  const ScratchFolder folder;
+  Gate files;
+  files.held = 0b01;
+  const auto reports = on_ranks(3, [&](HostThreads comm) {
+    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    checkpoint::AsyncSaver saver;
+    const auto timeout = engine.optimizer.rank() == 1 ? 10ms : 60s;
+    saver.save(engine.optimizer, folder.path(), {.timeout = timeout, .files = &files}, {});
+    if (engine.optimizer.rank() == 1) {
+      while (saver.busy()) std::this_thread::sleep_for(1ms);
+      files.held = 0;
+    }
+    std::optional<checkpoint::SaveReport> report;
+    const std::string message =
+        message_of<so::CheckpointError>([&] { report = saver.wait(engine.optimizer); });
+    return std::pair(message, report);
+  });
+  for (const auto& [message, report] : reports) {
+    CHECK(message == "");
+    REQUIRE(report);
+    CHECK(std::filesystem::exists(report->generation));
+  }
+  CHECK(reports[0].second->warnings.empty());
+  CHECK(reports[1].second->warnings == std::vector<std::string>{"rank 0 has not completed it in time"});
+  CHECK(reports[2].second->warnings.empty());
+}
+
+TEST_CASE("A timeout is some time, and may be all time", "[checkpoint][host]") {
+  const ScratchFolder folder;
+  Gate files;
+  const auto told = on_ranks(2, [&](HostThreads comm) {
+    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    checkpoint::AsyncSaver saver;
+    std::vector<std::string> messages;
+    for (const auto timeout : {0ms, -1ms}) {
+      messages.push_back(message_of<so::CheckpointError>(
+          [&] { saver.save(engine.optimizer, folder.path(), {.timeout = timeout, .files = &files}, {}); }));
+    }
+    if (engine.optimizer.rank() == 0) files.held = 0b10;
+    saver.save(engine.optimizer, folder.path(),
+               {.timeout = (std::chrono::milliseconds::max)(), .files = &files}, {});
+    std::this_thread::sleep_for(100ms);
+    files.held = 0;
+    messages.push_back(
+        message_of<so::CheckpointError>([&] { static_cast<void>(saver.wait(engine.optimizer)); }));
+    return messages;
+  });
+  for (const auto& messages : told) {
+    CHECK(messages[0].find("SaveOptions.timeout must be at least 1 ms") != std::string::npos);
+    CHECK(messages[1].find("SaveOptions.timeout must be at least 1 ms") != std::string::npos);
+    CHECK(messages[2] == "");
+  }
+}
+
+TEST_CASE("What became of a background save is not lost where ranks cannot tell each other",
+          "[checkpoint][host]") {
+  const bool fails = GENERATE(false, true);
+  const bool alone = GENERATE(false, true);
+  CAPTURE(fails, alone);
+  const ScratchFolder folder;
+  Gate files;
+  if (fails) files.failing_rank = 1;
+  const auto told = on_ranks(2, [&](HostThreads comm) {
+    Engine<Watched> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    checkpoint::AsyncSaver saver;
+    saver.save(engine.optimizer, folder.path(), {.files = &files}, {});
+    engine.optimizer.before_exchange = [] { throw std::runtime_error("a peer was lost"); };
+    const std::string lost =
+        message_of<std::runtime_error>([&] { static_cast<void>(saver.wait(engine.optimizer)); });
+    if (!alone) engine.optimizer.before_exchange = [] {};
+    std::optional<checkpoint::SaveReport> report;
+    const std::string message = message_of<so::CheckpointError>(
+        [&] { report = alone ? saver.wait_alone() : saver.wait(engine.optimizer); });
+    return std::tuple(lost, message, report ? report->generation.filename().string() : "",
+                      saver.wait_alone().has_value());
+  });
+  for (const auto& [lost, message, generation, again] : told) {
+    CAPTURE(message);
+    CHECK(lost == "a peer was lost");
+    CHECK(message.empty() != fails);
+    CHECK((message.find("No space left on device") != std::string::npos) == fails);
+    CHECK(generation == (fails ? "" : "generation-1-iteration-0"));
+    CHECK_FALSE(again);
+  }
 }
 
 TEST_CASE("A saver that goes in the middle of a save ends it first", "[checkpoint][host]") {

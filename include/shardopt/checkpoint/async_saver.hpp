@@ -2,7 +2,10 @@
 #pragma once
 
 #include <shardopt/checkpoint/agreement.hpp>
+#include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/checkpointable.hpp>
+#include <shardopt/checkpoint/commit.hpp>
+#include <shardopt/checkpoint/device_reader.hpp>
 #include <shardopt/checkpoint/folder_agreement.hpp>
 #include <shardopt/checkpoint/save.hpp>
 #include <shardopt/checkpoint/save_options.hpp>
@@ -35,9 +38,7 @@ class AsyncSaver {
   AsyncSaver& operator=(const AsyncSaver&) = delete;
   /// Waits until this rank's thread has ended, at most SaveOptions::timeout longer than its writing takes. A
   /// failure is lost: call wait() before.
-  ~AsyncSaver() {
-    if (job_) job_->thread.join();
-  }
+  ~AsyncSaver() = default;
 
   /// Begins a save of the optimizer as it stands between two steps. The save before is waited for first.
   ///
@@ -50,38 +51,59 @@ class AsyncSaver {
     static_cast<void>(wait(optimizer));
     auto job = std::make_unique<Job>(detail::begin_save(optimizer, directory, options, stream));
     try {
-      detail::collectively(optimizer, job->save.failed(), [&] { job->take(optimizer, stream); });
+      detail::collectively(optimizer, job->save.failed(), [&] {
+        job->take(optimizer, stream);
+        job->start();
+      });
     } catch (const CheckpointError&) {
       job->save.clear_away();
       throw;
     }
-    detail::collectively(optimizer, job->save.failed(), [&] { job->start(); });
+    job->proceed(Turn::write);
     job_ = std::move(job);
   }
 
   /// Returns when the last save is complete on every rank; at once if none was begun since the last call.
   /// Collective; waits. @return what was saved, if a save was waited for
-  /// @throws CheckpointError on every rank if it has failed; complete generations stay as they were
+  /// @throws CheckpointError on every rank if it has failed; complete generations stay as they were. What
+  /// `exchange` throws if ranks cannot tell each other: a further call tells what became of the save
   template <Checkpointable Optimizer>
   std::optional<SaveReport> wait(Optimizer& optimizer) {
     if (!job_) return std::nullopt;
-    const std::unique_ptr<Job> job = std::move(job_);
-    job->thread.join();
-    const std::string failures = detail::told_failures(optimizer.exchange(job->failure));
-    if (!failures.empty()) throw CheckpointError("shardopt: " + job->save.failed() + ": " + failures);
-    return std::move(job->report);
+    job_->join();
+    const std::string failures = detail::told_failures(optimizer.exchange(job_->failure));
+    return take_report(failures);
+  }
+
+  /// The same without the others, for a rank whose optimizer is broken: tells what this rank knows.
+  /// Not collective; waits, also for others, at most SaveOptions::timeout longer than writing takes.
+  /// @return what was saved, if a save was waited for: it is complete
+  /// @throws CheckpointError if it has failed, or this rank gave up waiting for rank 0, which may complete it
+  /// yet
+  std::optional<SaveReport> wait_alone() {
+    if (!job_) return std::nullopt;
+    job_->join();
+    return take_report(job_->failure.empty() ? job_->unseen : job_->failure);
   }
 
   /// Whether a save is being written by this rank, or waits for other ranks. Not collective; does not wait.
   [[nodiscard]] bool busy() const noexcept { return job_ && !job_->ended; }
 
  private:
+  /// What a job's thread is to do.
+  enum class Turn : int { wait, write, end };
+
   struct Job {
     explicit Job(detail::Save begun) : save(std::move(begun)) {
       report.generation = save.place.complete;
       report.iteration = save.manifest.iteration;
     }
     ~Job() {
+      proceed(Turn::end);
+      join();
+    }
+
+    void join() {
       if (thread.joinable()) thread.join();
     }
 
@@ -100,44 +122,51 @@ class AsyncSaver {
       });
     }
 
+    /// Starts the thread. It touches no file before proceed(): ranks whose threads run would wait for one
+    /// that got none.
     void start() {
       thread = std::thread([this] {
-        run();
+        turn.wait(Turn::wait);
+        if (turn == Turn::write) run();
         ended = true;
       });
+    }
+
+    /// The first call counts.
+    void proceed(Turn next) noexcept {
+      Turn expected = Turn::wait;
+      turn.compare_exchange_strong(expected, next);
+      turn.notify_one();
     }
 
     void run() noexcept {
       const detail::FolderAgreement agreement(*save.files, save.place, save.manifest.world,
                                               save.options.timeout);
-      failure = detail::failure_of([&] {
-        report.bytes = save.write([&](const auto& sink) {
-          constexpr std::size_t chunk = std::size_t{4} << 20;
-          for (std::size_t at = 0; at < taken; at += chunk)
-            sink(std::span<const std::byte>(snapshot.get() + at, (std::min)(chunk, taken - at)));
-        });
-        snapshot.reset();
-      });
+      failure = detail::failure_of([&] { write(); });
       if (!failure.empty()) {
         // What was written of it may be what fills the disk.
         static_cast<void>(
             detail::failure_of([&] { save.files->remove(save.place.saving / save.file_name()); }));
-        agreement.tell_failure(save.rank, failure);
+      } else if (save.rank == 0) {
+        failure = detail::failure_of([&] { complete(agreement); });
+      } else {
+        unseen = detail::failure_of([&] { agreement.await_completion(); });
       }
-      const std::string others =
-          detail::failure_of([&] { save.rank == 0 ? complete(agreement) : agreement.await_completion(); });
-      if (failure.empty()) failure = others;
+      if (!failure.empty()) agreement.tell_failure(save.rank, failure);
+    }
+
+    void write() {
+      report.bytes = save.write([&](const auto& sink) {
+        constexpr std::size_t chunk = std::size_t{4} << 20;
+        for (std::size_t at = 0; at < taken; at += chunk)
+          sink(std::span<const std::byte>(snapshot.get() + at, (std::min)(chunk, taken - at)));
+      });
+      snapshot.reset();
     }
 
     void complete(const detail::FolderAgreement& agreement) {
-      const std::string text = detail::failure_of([&] {
-        agreement.await_parts();
-        detail::commit(*save.files, save.place, save.manifest);
-      });
-      if (!text.empty()) {
-        agreement.abort(text);
-        throw CheckpointError(text);
-      }
+      agreement.await_parts();
+      detail::commit(*save.files, save.place, save.manifest);
       report.warnings = detail::prune(*save.files, save.place.directory, save.options.keep);
     }
 
@@ -145,10 +174,20 @@ class AsyncSaver {
     std::unique_ptr<std::byte[]> snapshot;
     std::size_t taken = 0;
     SaveReport report = {};
-    std::string failure;
+    std::string failure;  ///< of this rank's work; of rank 0's: the generation is not complete
+    std::string unseen;   ///< why this rank does not know that it is complete
     std::thread thread;
+    std::atomic<Turn> turn = Turn::wait;
     std::atomic<bool> ended = false;
   };
+
+  /// Ends the job. @param failures  nothing where the generation is complete
+  SaveReport take_report(const std::string& failures) {
+    const std::unique_ptr<Job> job = std::move(job_);
+    if (!failures.empty()) throw CheckpointError("shardopt: " + job->save.failed() + ": " + failures);
+    if (!job->unseen.empty()) job->report.warnings.push_back(job->unseen);
+    return std::move(job->report);
+  }
 
   std::unique_ptr<Job> job_;
 };

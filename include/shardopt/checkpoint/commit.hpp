@@ -30,12 +30,12 @@ struct SavePlace {
   std::filesystem::path complete;   ///< its name then
 };
 
-/// Reads a whole file. @throws CheckpointError, also for one larger than `most_bytes`
+/// Reads a whole file. @throws CheckpointError, also for one larger than `max_bytes`
 [[nodiscard]] inline std::string read_text(const FileSystem& files, const std::filesystem::path& path,
-                                           std::int64_t most_bytes = std::int64_t{1} << 32) {
+                                           std::int64_t max_bytes = std::int64_t{1} << 32) {
   const auto file = files.open(path);
   const std::int64_t bytes = file->size();
-  if (bytes > most_bytes)
+  if (bytes > max_bytes)
     throw CheckpointError("shardopt: " + in_quotes(path.string()) + " is too large to be what its name says");
   std::string text(static_cast<std::size_t>(bytes), '\0');
   file->read_at(0, std::as_writable_bytes(std::span(text)));
@@ -48,6 +48,14 @@ inline void write_text(FileSystem& files, const std::filesystem::path& path, std
   const auto file = files.create(path);
   file->write_at(0, std::as_bytes(std::span(text)));
   if (durable) file->sync();
+}
+
+/// Writes a new file that gets its name when it is whole: other ranks may be waiting for it.
+inline void write_note(FileSystem& files, const std::filesystem::path& path, std::string_view text) {
+  auto unfinished = path;
+  unfinished += ".new";
+  write_text(files, unfinished, text, false);
+  files.rename(unfinished, path);
 }
 
 /// 16 hexadecimal digits that no other save has.
@@ -111,14 +119,9 @@ inline void make_durable_directory(FileSystem& files, const std::filesystem::pat
   return place.saving / ("part-" + std::to_string(rank) + ".json");
 }
 
-/// Appears under its name when it is whole: others may be waiting for it.
 inline void write_part(FileSystem& files, const SavePlace& place, std::int64_t rank,
                        const Manifest::File& file) {
-  const auto path = part_path(place, rank);
-  auto unfinished = path;
-  unfinished += ".new";
-  write_text(files, unfinished, text_of_json(json_of(file), "a rank's extra text"), false);
-  files.rename(unfinished, path);
+  write_note(files, part_path(place, rank), text_of_json(json_of(file), "a rank's extra text"));
 }
 
 [[nodiscard]] inline Manifest::File read_part(const FileSystem& files, const SavePlace& place,

@@ -19,15 +19,15 @@ namespace shardopt::inline v0::checkpoint::detail {
 /// communicator is busy with training, and belongs to another thread.
 class FolderAgreement {
  public:
-  /// @param timeout  how long to wait for others
+  /// @param timeout  of each wait
   FolderAgreement(FileSystem& files, const SavePlace& place, std::int64_t world,
                   std::chrono::milliseconds timeout)
-      : files_(files), place_(place), world_(world), end_(std::chrono::steady_clock::now() + timeout) {}
+      : files_(files), place_(place), world_(world), timeout_(timeout) {}
 
-  /// Says that a rank has failed. Best effort: a full disk may not take the note; then others wait until
-  /// their timeout.
+  /// Says that a rank has failed; of rank 0: that the save has. Best effort: a full disk may not take the
+  /// note; then others wait until their timeout.
   void tell_failure(std::int64_t rank, const std::string& text) const noexcept {
-    static_cast<void>(failure_of([&] { write_note(note_path(rank), text); }));
+    static_cast<void>(failure_of([&] { write_note(files_, note_path(rank), text); }));
   }
 
   /// On rank 0: returns when every rank's part is there. @throws CheckpointError if one has failed, or none
@@ -47,19 +47,13 @@ class FolderAgreement {
         [&] { return "rank " + std::to_string(rank) + " has not written its file"; });
   }
 
-  /// On rank 0: says that the save has failed.
-  void abort(const std::string& text) const noexcept {
-    static_cast<void>(failure_of([&] { write_note(place_.saving / "aborted.txt", text); }));
-  }
-
   /// On the other ranks: returns when the generation is complete. @throws CheckpointError if rank 0 gave it
   /// up, or did nothing in time
   void await_completion() const {
     await(
         [&] {
           if (files_.exists(place_.complete)) return true;
-          const auto aborted = place_.saving / "aborted.txt";
-          if (files_.exists(aborted)) throw CheckpointError(read_text(files_, aborted));
+          if (files_.exists(note_path(0))) throw CheckpointError(read_text(files_, note_path(0)));
           if (!files_.exists(place_.saving) && !files_.exists(place_.complete))
             throw CheckpointError("the folder that it was written into has gone");
           return false;
@@ -72,28 +66,24 @@ class FolderAgreement {
     return place_.saving / ("failed-" + std::to_string(rank) + ".txt");
   }
 
-  /// Appears when it is whole.
-  void write_note(const std::filesystem::path& path, const std::string& text) const {
-    auto unfinished = path;
-    unfinished += ".new";
-    write_text(files_, unfinished, text, false);
-    files_.rename(unfinished, path);
-  }
-
   template <class Done, class Missing>
   void await(const Done& done, const Missing& missing) const {
-    std::chrono::milliseconds pause(1);
+    using namespace std::chrono;
+    const auto begin = steady_clock::now();
+    milliseconds pause(1);
     while (!done()) {
-      if (std::chrono::steady_clock::now() > end_) throw CheckpointError(missing() + " in time");
+      // In milliseconds, and no sum: nanoseconds cannot count the longest timeout.
+      if (duration_cast<milliseconds>(steady_clock::now() - begin) >= timeout_)
+        throw CheckpointError(missing() + " in time");
       std::this_thread::sleep_for(pause);
-      pause = (std::min)(pause * 2, std::chrono::milliseconds(200));
+      pause = (std::min)(pause * 2, milliseconds(200));
     }
   }
 
   FileSystem& files_;
   const SavePlace& place_;
   std::int64_t world_;
-  std::chrono::steady_clock::time_point end_;
+  std::chrono::milliseconds timeout_;
 };
 
 }  // namespace shardopt::inline v0::checkpoint::detail

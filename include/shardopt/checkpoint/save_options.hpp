@@ -30,7 +30,8 @@ struct SaveOptions {
   /// directory of its own.
   /// (No list in braces: GCC 12 breaks down over one where a template saves.)
   std::vector<Coordinate> coordinates = std::vector<Coordinate>(1, Coordinate{"pp", 0, 1});
-  /// For saving in the background: how long ranks wait for each other before the save counts as failed.
+  /// For saving in the background: how long a rank that has written its file waits for the others; at least
+  /// 1 ms. milliseconds::max(): without end.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   FileSystem* files = &PosixFiles::instance();  ///< not null
 
@@ -38,6 +39,8 @@ struct SaveOptions {
   void validate() const {
     if (keep < 0)
       throw std::invalid_argument("shardopt: SaveOptions.keep must be at least 0 (0: all are kept)");
+    if (timeout <= std::chrono::milliseconds::zero())
+      throw std::invalid_argument("shardopt: SaveOptions.timeout must be at least 1 ms");
     for (const Coordinate& c : coordinates) {
       const bool plain = !c.name.empty() && std::all_of(c.name.begin(), c.name.end(), [](char letter) {
         return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
@@ -55,10 +58,12 @@ struct SaveOptions {
 
 /// What was saved.
 struct SaveReport {
-  std::filesystem::path generation;        ///< its directory
-  std::int64_t iteration = 0;              ///< steps taken when it was saved
-  std::int64_t bytes = 0;                  ///< of this rank's file
-  std::vector<std::string> warnings = {};  ///< on rank 0: what could not be tidied up
+  std::filesystem::path generation;  ///< its directory
+  std::int64_t iteration = 0;        ///< steps taken when it was saved
+  std::int64_t bytes = 0;            ///< of this rank's file
+  /// On rank 0: what could not be tidied up. After a save in the background on any other: that it gave up
+  /// waiting for rank 0, which did complete the generation.
+  std::vector<std::string> warnings = {};
 };
 
 }  // namespace shardopt::inline v0::checkpoint
