@@ -8,8 +8,13 @@
 #include <charconv>
 #include <cmath>
 #include <cstdarg>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <functional>
+#include <limits>
 #include <map>
+#include <system_error>
 #include <utility>
 
 namespace tool {
@@ -36,13 +41,15 @@ std::int64_t scaled(const std::string& text, const std::string& option,
   const bool number = split(text, value, unit);
   const auto factor = units.find(unit);
   const double result = number && factor != units.end() ? value * factor->second : -1;
-  if (result < 1 || result > 9e18 || result != std::floor(result))
+  // The text and the product are rounded, each by half of epsilon: 8.03 * 1e9 is a little less than it says.
+  const double whole = std::nearbyint(result);
+  if (whole < 1 || whole > 9e18 || std::abs(result - whole) > std::numeric_limits<double>::epsilon() * whole)
     throw UsageError(option + ": " + printable(text) + " is no whole number of at least 1, such as " +
                      examples);
   // Plain digits beyond 2^53 are taken exactly.
   std::int64_t exact = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), exact);
-  return error == std::errc() && end == text.data() + text.size() ? exact : static_cast<std::int64_t>(result);
+  return error == std::errc() && end == text.data() + text.size() ? exact : static_cast<std::int64_t>(whole);
 }
 
 }  // namespace
