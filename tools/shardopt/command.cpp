@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.hpp"
 
+#include "format.hpp"
+
 #include <cstdio>
 
 namespace tool {
@@ -24,11 +26,21 @@ CLI::Option* add_checkpoint(CLI::App& app, const std::string& name, std::string&
 }
 
 void print_notes(const std::vector<std::string>& notes) {
-  for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", escaped(note).c_str());
 }
 
 void add_quiet(CLI::App& app, bool& quiet) {
   app.add_flag("-q,--quiet", quiet, "Says nothing but errors: no progress, no remarks.");
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+void refuse_name(const std::string& option, const std::string& name, const std::vector<std::string>& known) {
+  throw UsageError(option + ": " + printable(name) + " is not known; there are " + listed(known));
 }
 
 }  // namespace tool

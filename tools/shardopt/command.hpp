@@ -44,6 +44,13 @@ void add_quiet(CLI::App& app, bool& quiet);
 /// Prints remarks on standard error.
 void print_notes(const std::vector<std::string>& notes);
 
+/// "flat, per-parameter"
+[[nodiscard]] std::string listed(const std::vector<std::string>& names);
+
+/// @throws UsageError for a name that an option does not know
+[[noreturn]] void refuse_name(const std::string& option, const std::string& name,
+                              const std::vector<std::string>& known);
+
 [[nodiscard]] Command inspect_command(CLI::App& program);
 [[nodiscard]] Command verify_command(CLI::App& program);
 [[nodiscard]] Command merge_command(CLI::App& program);

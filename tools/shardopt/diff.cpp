@@ -65,7 +65,7 @@ int run(const Options& options) {
   }
   if (options.quiet) return report.same() ? fine : fault;
   print_notes(report.storage);
-  for (const std::string& line : report.manifest) std::printf("%s\n", line.c_str());
+  for (const std::string& line : report.manifest) std::printf("%s\n", escaped(line).c_str());
   for (const auto& tensor : report.tensors) print_difference(tensor);
   if (report.tensors.empty()) {
     std::printf("%s tensors compared: the same bits%s\n", with_commas(report.tensors_compared).c_str(),

@@ -27,6 +27,24 @@ std::size_t columns_of(std::string_view text) {
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
 }
 
+/// Bytes of the UTF-8 character that a text begins with; 0 if it is a control character, or there is none.
+std::size_t printable_bytes(std::string_view text) {
+  const auto byte = [&](std::size_t k) {
+    return k < text.size() ? static_cast<unsigned char>(text[k]) : static_cast<unsigned char>(0);
+  };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return first < 0x20 || first == 0x7f ? 0 : 1;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  const std::size_t bytes = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  for (std::size_t k = 1; k < bytes; ++k) {
+    if ((byte(k) & 0xc0U) != 0x80U) return 0;
+  }
+  // Terminals obey U+0080 to U+009F, too; and those that decode carelessly take longer forms of characters.
+  const bool control = first == 0xc2 && byte(1) < 0xa0;
+  const bool longer = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xf0 && byte(1) < 0x90);
+  return control || longer ? 0 : bytes;
+}
+
 /// A decimal number and what follows it. @return false if there is none
 bool split(const std::string& text, double& value, std::string& unit) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -97,13 +115,22 @@ std::string print(const char* format, ...) {
   return {text.data(), (std::min)(static_cast<std::size_t>((std::max)(length, 0)), text.size() - 1)};
 }
 
-std::string printable(std::string_view text) {
-  std::string result = "'";
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    result += code < 0x20 || code == 0x7f ? print("\\x%02x", code) : std::string(1, c);
+std::string escaped(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const std::size_t bytes = printable_bytes(text);
+    result += bytes == 0 ? print("\\x%02x", static_cast<unsigned char>(text.front()))
+                         : std::string(text.substr(0, bytes));
+    text.remove_prefix((std::max)(bytes, std::size_t{1}));
   }
-  return result + "'";
+  return result;
+}
+
+std::string printable(std::string_view text) { return "'" + escaped(text) + "'"; }
+
+void Table::add(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = escaped(cell);
+  rows_.push_back(std::move(cells));
 }
 
 std::string Table::text(std::size_t indent) const {

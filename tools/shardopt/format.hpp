@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tool {
@@ -23,7 +25,11 @@ namespace tool {
 /// printf into a string.
 [[nodiscard]] __attribute__((format(printf, 1, 2))) std::string print(const char* format, ...);
 
-/// A text in quotes where terminals are safe from it: control characters are written as \xNN.
+/// A text that terminals are safe from: bytes of control characters, and those that are no UTF-8, are written
+/// as \xNN. Every text that the program does not know itself goes through it.
+[[nodiscard]] std::string escaped(std::string_view text);
+
+/// The same in quotes.
 [[nodiscard]] std::string printable(std::string_view text);
 
 /// Rows in columns as wide as needed.
@@ -33,8 +39,8 @@ class Table {
 
   /// @param columns  title and alignment of each
   explicit Table(std::vector<std::pair<std::string, Align>> columns) : columns_(std::move(columns)) {}
-  /// As many cells as columns.
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  /// As many cells as columns; they are escaped.
+  void add(std::vector<std::string> cells);
   /// With titles, each line behind `indent` spaces.
   [[nodiscard]] std::string text(std::size_t indent) const;
 

@@ -4,7 +4,7 @@
 #include "source.hpp"
 
 #include <shardopt/checkpoint/load.hpp>
-#include <shardopt/checkpoint/manifest_differences.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/manifest_text.hpp>
 #include <shardopt/checkpoint/numeric_order.hpp>
 #include <shardopt/checkpoint/verify.hpp>
@@ -44,7 +44,9 @@ struct Options {
   bool quiet = false;
 };
 
-void line(const char* what, const std::string& value) { std::printf("%-18s %s\n", what, value.c_str()); }
+void line(const char* what, const std::string& value) {
+  std::printf("%-18s %s\n", what, escaped(value).c_str());
+}
 
 std::string plural(std::int64_t count, const std::string& what) {
   return with_commas(count) + " " + what + (count == 1 ? "" : "s");
@@ -84,7 +86,7 @@ void print_head(const checkpoint::Checkpoint& source) {
                    std::to_string(c.count);
   if (!coordinates.empty()) line("coordinates", coordinates);
   if (m.loss_scale)
-    line("loss scale", checkpoint::detail::text_of_number(static_cast<double>(m.loss_scale->value)) + ", " +
+    line("loss scale", checkpoint::text_of(static_cast<double>(m.loss_scale->value)) + ", " +
                            with_commas(m.loss_scale->good_steps) + " good steps");
   line("written by",
        "shardopt " + m.library_version + ", format version " + std::to_string(checkpoint::format_version));
@@ -100,7 +102,7 @@ void print_groups(const Manifest& m) {
     std::string text;
     for (const auto& [name, value] : group->hyper_parameters)
       text += (text.empty() ? "" : ", ") + name + " " + checkpoint::text_of(value);
-    std::printf("    %s: %s\n", printable(group->name).c_str(), text.c_str());
+    std::printf("    %s: %s\n", printable(group->name).c_str(), escaped(text).c_str());
   }
 }
 
@@ -136,10 +138,8 @@ void print_parameters(const Manifest& m) {
                {"elements", Table::Align::right},
                {"group", Table::Align::left}});
   for (const auto* p : parameters) {
-    std::string name = printable(p->name);
-    name = name.substr(1, name.size() - 2);
-    table.add({name, p->shape.text(), with_commas(p->numel()),
-               !p->alias_of.empty() ? "(is " + printable(p->alias_of) + ")"
+    table.add({p->name, p->shape.text(), with_commas(p->numel()),
+               !p->alias_of.empty() ? "(is '" + p->alias_of + "')"
                : p->frozen          ? "(frozen)"
                                     : p->group});
   }
@@ -160,8 +160,7 @@ int run(const Options& options) {
   const checkpoint::Checkpoint source = open_checkpoint(options.path, options.quiet);
   const Manifest& m = source.manifest();
   if (options.json) {
-    std::printf("%s\n",
-                checkpoint::detail::text_of_json(checkpoint::detail::json_of(m), "the manifest", 2).c_str());
+    std::printf("%s\n", checkpoint::json_text(m, 2).c_str());
     return fine;
   }
   if (is_directory_of_generations(options.path)) print_generations(options.path);

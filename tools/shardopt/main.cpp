@@ -41,7 +41,7 @@ std::string named_command(const CLI::App& program) {
 
 int wrong_usage(const CLI::App& program, const std::string& what) {
   const std::string name = named_command(program);
-  std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", name.c_str(), what.c_str(), name.c_str());
+  std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", name.c_str(), tool::escaped(what).c_str(), name.c_str());
   return tool::usage;
 }
 
@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
   } catch (const tool::UsageError& error) {
     return wrong_usage(program, error.what());
   } catch (const std::exception& error) {
-    const std::string text = error.what();
+    const std::string text = tool::escaped(error.what());
     std::fprintf(stderr, "%s%s\n", text.starts_with("shardopt: ") ? "" : "shardopt: ", text.c_str());
     return tool::fault;
   }

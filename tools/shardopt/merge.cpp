@@ -60,8 +60,9 @@ int run(const Options& options) {
   }
   if (options.quiet) return fine;
   print_notes(report.notes);
-  std::printf("%s: %s tensors, %s, iteration %s\n", report.file.c_str(), with_commas(report.tensors).c_str(),
-              bytes_text(report.bytes).c_str(), with_commas(source.manifest().iteration).c_str());
+  std::printf("%s: %s tensors, %s, iteration %s\n", escaped(report.file.string()).c_str(),
+              with_commas(report.tensors).c_str(), bytes_text(report.bytes).c_str(),
+              with_commas(source.manifest().iteration).c_str());
   return fine;
 }
 

@@ -4,11 +4,10 @@
 #include "format.hpp"
 
 #include <cstdio>
-#include <utility>
 
 namespace tool {
 
-ProgressBar::ProgressBar(std::string what, bool quiet) : what_(std::move(what)), quiet_(quiet) {}
+ProgressBar::ProgressBar(const std::string& what, bool quiet) : what_(escaped(what)), quiet_(quiet) {}
 
 ProgressBar::~ProgressBar() {
   if (open_) std::fputs("\n", stderr);

@@ -15,7 +15,7 @@ namespace tool {
 class ProgressBar {
  public:
   /// @param what  "Merging ZeRO-1 shards"
-  ProgressBar(std::string what, bool quiet);
+  ProgressBar(const std::string& what, bool quiet);
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
   /// Leaves the bar as it stands, and the cursor on a line of its own.

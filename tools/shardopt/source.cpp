@@ -33,8 +33,8 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path, bool qu
   const std::filesystem::path newest = checkpoint::newest(path);
   if (!quiet) {
     const auto count = checkpoint::generations(path, checkpoint::PosixFiles::instance()).size();
-    std::fprintf(stderr, "%s: taking the newest of %zu generation%s, %s\n", path.c_str(), count,
-                 count == 1 ? "" : "s", newest.filename().c_str());
+    std::fprintf(stderr, "%s: taking the newest of %zu generation%s, %s\n", escaped(path.string()).c_str(),
+                 count, count == 1 ? "" : "s", newest.filename().c_str());
   }
   return newest;
 }

@@ -207,9 +207,15 @@ inline constexpr std::string_view checksum_end = "\"\n}\n";
 
 }  // namespace detail
 
+/// The manifest as JSON without its checksum. @param indent  spaces a level; -1: all in one line
+/// @throws CheckpointError for names or extras that are not UTF-8
+[[nodiscard]] inline std::string json_text(const Manifest& manifest, int indent = -1) {
+  return detail::text_of_json(detail::json_of(manifest), "the manifest", indent);
+}
+
 /// The manifest as its file holds it. @throws CheckpointError for names or extras that are not UTF-8
 [[nodiscard]] inline std::string to_text(const Manifest& manifest) {
-  std::string text = detail::text_of_json(detail::json_of(manifest), "the manifest", 1);
+  std::string text = json_text(manifest, 1);
   text.resize(text.size() - 2);  // "\n}"
   text += detail::checksum_member;
   return text + hexadecimal(detail::checksum_of_text(text)) + std::string(detail::checksum_end);

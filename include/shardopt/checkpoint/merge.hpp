@@ -130,8 +130,7 @@ class Merging {
   void list_tensors() {
     Manifest described = manifest_;
     described.files.clear();
-    header_.metadata = {{"format", "shardopt-merged"},
-                        {merged_key, text_of_json(json_of(described), "the manifest")}};
+    header_.metadata = {{"format", "shardopt-merged"}, {merged_key, json_text(described)}};
     std::map<std::string, std::string> owners = {{"__metadata__", "the metadata of the file"}};
     std::vector<std::size_t> states(manifest_.states.size());
     for (std::size_t s = 0; s < states.size(); ++s) states[s] = (s + states.size() - 1) % states.size();
