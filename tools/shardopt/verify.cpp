@@ -57,9 +57,9 @@ bool verify_one(const std::filesystem::path& path, bool quiet) {
     problems = {error.what()};
   }
   std::stable_sort(problems.begin(), problems.end(), checkpoint::numeric_less);
-  for (const std::string& problem : problems) std::fprintf(stderr, "%s\n", problem.c_str());
+  for (const std::string& problem : problems) std::fprintf(stderr, "%s\n", escaped(problem).c_str());
   if (!quiet) {
-    std::printf("%s: %s\n", path.c_str(),
+    std::printf("%s: %s\n", escaped(path.string()).c_str(),
                 problems.empty() ? ("whole, " + bytes_text(bytes)).c_str()
                                  : (with_commas(static_cast<std::int64_t>(problems.size())) + " fault" +
                                     (problems.size() == 1 ? "" : "s"))
@@ -68,22 +68,27 @@ bool verify_one(const std::filesystem::path& path, bool quiet) {
   return problems.empty();
 }
 
+/// What a path of the command line means. @throws CheckpointError if there is nothing to read
+std::vector<std::filesystem::path> paths_of(const std::filesystem::path& path, const Options& options) {
+  if (!options.all || !is_directory_of_generations(path)) return {find_checkpoint(path, options.quiet)};
+  static_cast<void>(checkpoint::newest(path));  // there is one
+  std::vector<std::filesystem::path> paths;
+  for (const auto& generation : checkpoint::generations(path, checkpoint::PosixFiles::instance()))
+    paths.push_back(generation.path);
+  return paths;
+}
+
 int run(const Options& options) {
   std::vector<std::filesystem::path> paths;
   bool whole = true;
   for (const std::string& path : options.paths) {
-    if (!options.all || !is_directory_of_generations(path)) {
-      try {
-        paths.push_back(find_checkpoint(path, options.quiet));
-      } catch (const shardopt::CheckpointError& error) {  // the others are still read
-        std::fprintf(stderr, "%s\n", error.what());
-        whole = false;
-      }
-      continue;
+    try {
+      const auto meant = paths_of(path, options);
+      paths.insert(paths.end(), meant.begin(), meant.end());
+    } catch (const shardopt::CheckpointError& error) {  // the others are still read
+      std::fprintf(stderr, "%s\n", escaped(error.what()).c_str());
+      whole = false;
     }
-    static_cast<void>(checkpoint::newest(path));  // there is one
-    for (const auto& generation : checkpoint::generations(path, checkpoint::PosixFiles::instance()))
-      paths.push_back(generation.path);
   }
   for (const auto& path : paths) whole = verify_one(path, options.quiet) && whole;
   return whole ? fine : fault;
