@@ -128,7 +128,8 @@ TEST_CASE("reshard refuses what it cannot do, and says what it can", "[checkpoin
     return message_of<std::invalid_argument>(
         [&] { checkpoint::reshard(source, folder / "resharded", options); });
   };
-  CHECK_THAT(refusal({.world = 0}), ContainsSubstring("world must be at least 1, got 0"));
+  CHECK_THAT(refusal({.world = 0}), ContainsSubstring("world must be from 1 to 1000000, got 0"));
+  CHECK_THAT(refusal({.world = 1'000'001}), ContainsSubstring("1 to 1000000, got 1000001"));
   CHECK_THAT(refusal({.world = 2, .sharding = "mine"}),
              ContainsSubstring("'mine'") && ContainsSubstring("'flat', 'per-parameter' and 'replicated'"));
   CHECK_THAT(refusal({.world = 2, .bucket_bytes = 0}), ContainsSubstring("bucket_bytes must be at least 1"));
@@ -167,6 +168,14 @@ TEST_CASE("a resharding that fails anywhere leaves the generations as they were"
     REQUIRE(checkpoint::newest(folder / "kept") == kept);
     REQUIRE(names_in(folder / "kept").size() == 1);
   }
+  WatchedFiles files(quick);
+  files.fail_at = counted.calls();
+  CHECK_THAT(message_of<so::CheckpointError>([&] {
+               checkpoint::reshard(Checkpoint(source), folder / "kept", {.world = 3, .files = &files});
+             }),
+             ContainsSubstring(files.reason));
+  CHECK(checkpoint::newest(folder / "kept") != kept);
+  CHECK(checkpoint::verify(Checkpoint(checkpoint::newest(folder / "kept"))).empty());
 }
 
 TEST_CASE("a world of more ranks than files can be open at a time is resharded", "[checkpoint][host]") {

@@ -2,12 +2,12 @@
 #include "memory_plans.hpp"
 
 #include "command.hpp"
-#include "format.hpp"
 
 #include <shardopt/shardopt.hpp>
 
 #include <set>
-#include <utility>
+#include <string>
+#include <vector>
 
 namespace tool {
 
@@ -27,12 +27,6 @@ so::MemoryPlan plan(const so::ParameterTable& table, const PlanRequest& request,
   return Optimizer::plan(table, config, {.rank = 0, .world = request.world});
 }
 
-[[noreturn]] void refuse(const char* what, const std::string& name, const std::vector<std::string>& known) {
-  std::string names;
-  for (const std::string& each : known) names += (names.empty() ? "" : ", ") + each;
-  throw UsageError(std::string(what) + ": " + printable(name) + " is not known; there are " + names);
-}
-
 template <class Rule, class Precision>
 so::MemoryPlan with_sharding(const so::ParameterTable& table, const PlanRequest& request, const Rule& rule) {
   if (request.sharding == so::FlatSharding::name)
@@ -41,7 +35,7 @@ so::MemoryPlan with_sharding(const so::ParameterTable& table, const PlanRequest&
     return plan<Rule, so::PerParameterSharding, Precision>(table, request, rule);
   if (request.sharding == so::Replicated::name)
     return plan<Rule, so::Replicated, Precision>(table, request, rule);
-  refuse("--sharding", request.sharding, {"flat", "per-parameter", "replicated"});
+  refuse_name("--sharding", request.sharding, sharding_names());
 }
 
 template <class Rule>
@@ -54,7 +48,7 @@ so::MemoryPlan with_precision(const so::ParameterTable& table, const PlanRequest
   if (name == "fp16") return with_sharding<Rule, so::Mixed<so::fp16, so::fp16, float>>(table, request, rule);
   if (name == "fp16-fp32-grads")
     return with_sharding<Rule, so::Mixed<so::fp16, float, float>>(table, request, rule);
-  refuse("--precision", name, precision_names());
+  refuse_name("--precision", name, precision_names());
 }
 
 }  // namespace
@@ -67,6 +61,13 @@ const std::vector<std::string>& rule_names() {
 
 const std::vector<std::string>& precision_names() {
   static const std::vector<std::string> names{"fp32", "bf16", "bf16-fp32-grads", "fp16", "fp16-fp32-grads"};
+  return names;
+}
+
+const std::vector<std::string>& sharding_names() {
+  static const std::vector<std::string> names{std::string(so::FlatSharding::name),
+                                              std::string(so::PerParameterSharding::name),
+                                              std::string(so::Replicated::name)};
   return names;
 }
 
@@ -92,7 +93,7 @@ so::MemoryPlan memory_plan(const so::ParameterTable& table, const PlanRequest& r
   if (rule == "adam-amsgrad") return with_precision(table, request, so::AdamAmsgrad{});
   if (rule == "sgd") return with_precision(table, request, so::SGD{});
   if (rule == "sgd-momentum") return with_precision(table, request, so::SGD{.momentum = 0.9});
-  refuse("--rule", rule, rule_names());
+  refuse_name("--rule", rule, rule_names());
 }
 
 }  // namespace tool

@@ -22,6 +22,7 @@ struct PlanRequest {
 /// The names that are known, in the order of the manual.
 [[nodiscard]] const std::vector<std::string>& rule_names();
 [[nodiscard]] const std::vector<std::string>& precision_names();
+[[nodiscard]] const std::vector<std::string>& sharding_names();
 
 /// "AdamW", "SGD with momentum", …
 [[nodiscard]] std::string title_of_rule(const std::string& rule);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.hpp"
 #include "format.hpp"
+#include "memory_plans.hpp"
 #include "progress_bar.hpp"
 #include "source.hpp"
 
 #include <shardopt/checkpoint/reshard.hpp>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -48,9 +51,15 @@ struct Options {
 };
 
 int run(const Options& options) {
-  if (options.world < 1) throw UsageError("--world must be at least 1");
+  constexpr std::int64_t max_world = shardopt::checkpoint::ReshardOptions::max_world;
+  if (options.world < 1 || options.world > max_world)
+    throw UsageError("--world must be from 1 to " + with_commas(max_world));
   const std::int64_t bucket_bytes = parse_bytes(options.bucket_bytes, "--bucket-bytes");
   const auto source = open_checkpoint(options.source, options.quiet);
+  const std::string& sharding = options.sharding.empty() ? source.manifest().sharding : options.sharding;
+  const auto& known = sharding_names();
+  if (std::find(known.begin(), known.end(), sharding) == known.end())
+    refuse_name("--sharding", sharding, known);
   std::error_code ignored;
   const std::filesystem::path directory = options.directory;
   if (std::filesystem::exists(directory, ignored) && !is_directory_of_generations(directory))
@@ -66,11 +75,11 @@ int run(const Options& options) {
                                             .bucket_bytes = bucket_bytes,
                                             .progress = bar.progress()});
   } catch (const std::invalid_argument& error) {
-    throw UsageError(std::string(error.what()) + " (--sharding chooses the policy)");
+    throw UsageError(error.what());
   }
   if (options.quiet) return fine;
   print_notes(report.notes);
-  std::printf("%s: %s, iteration %s, %s to %s ranks\n", report.generation.c_str(),
+  std::printf("%s: %s, iteration %s, %s to %s ranks\n", escaped(report.generation.string()).c_str(),
               bytes_text(report.bytes).c_str(), with_commas(source.manifest().iteration).c_str(),
               with_commas(source.manifest().world).c_str(), with_commas(options.world).c_str());
   return fine;

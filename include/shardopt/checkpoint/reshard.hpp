@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/checkpoint/agreement.hpp>
 #include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/checksum.hpp>
@@ -15,13 +16,13 @@
 #include <shardopt/checkpoint/shard_file.hpp>
 #include <shardopt/checkpoint/stream_states.hpp>
 #include <shardopt/checkpoint/verify.hpp>
+#include <shardopt/core/error.hpp>
 #include <shardopt/core/version.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -33,7 +34,9 @@ namespace shardopt::inline v0::checkpoint {
 
 /// How a checkpoint is cut for another world.
 struct ReshardOptions {
-  std::int64_t world = 1;  ///< ranks that will load it; at least 1
+  /// The largest world: each rank takes a file, and tens of bytes of memory for each of its pieces.
+  static constexpr std::int64_t max_world = 1'000'000;
+  std::int64_t world = 1;  ///< ranks that will load it; 1 to max_world
   /// "flat", "per-parameter" or "replicated"; empty: as the source was.
   std::string sharding = {};
   /// As the sharding policy of the run that will load it: then each rank reads its own file only.
@@ -61,8 +64,9 @@ class Resharding {
         files_(*options.files),
         options_(options),
         manifest_(checkpoint.manifest()) {
-    if (options.world < 1 || options.world > (std::numeric_limits<int>::max)())
-      throw std::invalid_argument("shardopt: reshard: world must be at least 1, got " +
+    if (options.world < 1 || options.world > ReshardOptions::max_world)
+      throw std::invalid_argument("shardopt: reshard: world must be from 1 to " +
+                                  std::to_string(ReshardOptions::max_world) + ", got " +
                                   std::to_string(options.world));
     if (files_.exists(directory / manifest_name)) {
       throw CheckpointError("shardopt: " + in_quotes(directory.string()) +
@@ -87,7 +91,7 @@ class Resharding {
 
  private:
   /// Files that are open at a time: systems allow a process some thousand.
-  static constexpr std::size_t most_open = 256;
+  static constexpr std::size_t max_open = 256;
 
   /// A rank's file while it is written.
   struct Target {
@@ -115,9 +119,9 @@ class Resharding {
   void write_all() {
     const auto state_bytes = static_cast<std::int64_t>(manifest_.states.size() * sizeof(float));
     for (const auto& pieces : pieces_) total_ += 2 * elements_of(pieces) * state_bytes;
-    for (std::size_t first = 0; first < pieces_.size(); first += most_open) {
+    for (std::size_t first = 0; first < pieces_.size(); first += max_open) {
       std::vector<Target> targets;
-      for (std::size_t rank = first; rank < (std::min)(first + most_open, pieces_.size()); ++rank)
+      for (std::size_t rank = first; rank < (std::min)(first + max_open, pieces_.size()); ++rank)
         targets.push_back(begin(static_cast<std::int64_t>(rank)));
       fill(targets, first == 0);
       for (Target& target : targets) finish(target);
@@ -221,8 +225,9 @@ class Resharding {
 /// @param checkpoint  a generation or a merged file
 /// @param directory  of generations, may be the source's; no run may be saving into it meanwhile
 /// @throws CheckpointError if the source is damaged, or files cannot be written; std::invalid_argument for a
-/// world below 1, a policy that is not the library's, or bucket_bytes below 1; there is then no new
-/// generation
+/// world that is not legal, a policy that is not the library's, or bucket_bytes below 1. There is then no new
+/// generation; only where nothing but the last fsync of the directory has failed is there one, a whole one,
+/// which a loss of power may take away
 inline ReshardReport reshard(const Checkpoint& checkpoint, const std::filesystem::path& directory,
                              const ReshardOptions& options) {
   return detail::Resharding(checkpoint, directory, options).run();
