@@ -5,19 +5,26 @@
 #include "memory_plot.hpp"
 #include "source.hpp"
 
+#include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/posix_files.hpp>
 #include <shardopt/core/parameter_table.hpp>
+#include <shardopt/sharding/flat_sharding.hpp>
 
+#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 namespace tool {
@@ -72,7 +79,7 @@ struct Model {
   std::string title;
   std::vector<std::string> rules = {"adamw"};
   std::vector<std::string> precisions = {"fp32", "bf16", "bf16-fp32-grads"};
-  std::string sharding = "flat";
+  std::string sharding = std::string(so::FlatSharding::name);
 };
 
 /// The rule and precision names of a checkpoint; empty where they are not the library's.
@@ -160,8 +167,9 @@ std::vector<Series> all_series(const Options& options, const Model& model) {
     for (const std::string& precision : model.precisions) {
       Series series{rule, precision, {}};
       for (const std::int64_t world : options.worlds) {
-        if (world < 1 || world > (std::numeric_limits<int>::max)())
-          throw UsageError("--world: numbers of ranks are at least 1");
+        constexpr std::int64_t max_world = (std::numeric_limits<int>::max)();
+        if (world < 1 || world > max_world)
+          throw UsageError("--world: numbers of ranks are from 1 to " + with_commas(max_world));
         require_few_slices(model.table, bucket_bytes, world);
         series.plans.push_back(memory_plan(
             model.table, {rule, precision, model.sharding, bucket_bytes, static_cast<int>(world)}));
@@ -219,20 +227,49 @@ nlohmann::ordered_json json_of(const Series& series, const std::string& sharding
   return plans;
 }
 
+/// Writes beside the place under a hidden name; the file gets its own when it is on stable storage.
+/// @throws CheckpointError
+void write_file(const std::filesystem::path& path, const std::string& text) {
+  auto& files = so::checkpoint::PosixFiles::instance();
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  const auto unfinished =
+      folder / (".planning-" + std::to_string(::getpid()) + "-" + path.filename().string());
+  try {
+    const auto file = files.create(unfinished);
+    file->write_at(0, std::as_bytes(std::span(text)));
+    file->sync();
+    files.rename(unfinished, path);
+    files.sync_directory(folder);
+  } catch (const so::CheckpointError&) {
+    std::error_code ignored;
+    std::filesystem::remove(unfinished, ignored);
+    throw;
+  }
+}
+
 void write_svg(const Options& options, const Model& model, const std::vector<Series>& all) {
   std::vector<PlotPanel> panels;
   for (const Series& series : all) panels.push_back({series.title(), series.plans});
-  std::ofstream file(options.svg, std::ios::binary);
-  file << memory_plot("Memory of one rank, " + model.title, panels);
-  file.close();
-  if (!file) throw std::runtime_error(printable(options.svg) + " cannot be written");
-  if (!options.quiet) std::fprintf(stderr, "%s: written\n", options.svg.c_str());
+  try {
+    write_file(options.svg, memory_plot("Memory of one rank, " + model.title, panels));
+  } catch (const so::CheckpointError& error) {
+    throw std::runtime_error(printable(options.svg) + " cannot be written: " + error.what());
+  }
+  if (!options.quiet) std::fprintf(stderr, "%s: written\n", escaped(options.svg).c_str());
+}
+
+/// @throws UsageError if the output is there, or what is there is not to be replaced
+void require_output(const Options& options) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(options.svg, ignored)) return;
+  if (!options.overwrite) throw UsageError(printable(options.svg) + " exists; --overwrite replaces it");
+  if (!std::filesystem::is_regular_file(options.svg, ignored))
+    throw UsageError(printable(options.svg) + " is no regular file");
 }
 
 int run(const Options& options) {
   const Model model = model_of(options);
-  if (!options.svg.empty() && !options.overwrite && std::filesystem::exists(options.svg))
-    throw UsageError(printable(options.svg) + " exists; --overwrite replaces it");
+  if (!options.svg.empty()) require_output(options);
   std::vector<Series> all;
   try {
     all = all_series(options, model);
@@ -252,7 +289,8 @@ int run(const Options& options) {
     std::printf("%s\n", json.dump(2).c_str());
     return fine;
   }
-  std::printf("Memory of rank 0, %s, sharding %s\n", model.title.c_str(), model.sharding.c_str());
+  std::printf("Memory of rank 0, %s, sharding %s\n", escaped(model.title).c_str(),
+              escaped(model.sharding).c_str());
   for (const Series& series : all) print_series(series);
   return fine;
 }
@@ -262,11 +300,6 @@ int run(const Options& options) {
 Command plan_command(CLI::App& program) {
   CLI::App* app = add_command(program, manual);
   const auto options = std::make_shared<Options>();
-  const auto listed = [](const std::vector<std::string>& names) {
-    std::string text;
-    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-    return text;
-  };
   add_checkpoint(*app, "CHECKPOINT", options->path);
   app->add_option("--parameters", options->parameters, "Trainable elements, such as 7.5B, 125M or 9610.")
       ->type_name("COUNT");
