@@ -9,7 +9,9 @@ import json
 import os
 import pty
 import re
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -61,6 +63,21 @@ def flip_a_bit(path, from_the_end):
         byte = file.read(1)[0]
         file.seek(-from_the_end, os.SEEK_END)
         file.write(bytes([byte ^ 1]))
+
+
+def rewrite_manifest(path, change):
+    """Changes the manifest of a merged file, which no checksum covers."""
+    header = header_of(path)
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        data = file.read()[length:]
+    manifest = json.loads(header["__metadata__"]["shardopt"])
+    change(manifest)
+    header["__metadata__"]["shardopt"] = json.dumps(manifest)
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
 
 
 class ProgramTest(unittest.TestCase):
@@ -121,18 +138,23 @@ class Usage(ProgramTest):
             (["inspect", os.path.join(generation, "manifest.json")], "is a manifest: give the folder"),
             (["inspect", "--json", "--summary", generation], "excludes"),
             (["reshard", generation, self.path("x")], "--world is required"),
-            (["reshard", "--world", "0", generation, self.path("x")], "--world must be at least 1"),
+            (["reshard", "--world", "0", generation, self.path("x")], "--world must be from 1 to 1,000,000"),
+            (["reshard", "--world", "3000000000", generation, self.path("x")], r"--world must be from 1 to 1,000,000\n"),
             (["reshard", "--world", "many", generation, self.path("x")], "many"),
-            (["reshard", "--world", "2", "--sharding", "mine", generation, self.path("x")], "'flat', 'per-parameter'"),
+            (["reshard", "--world", "2", "--sharding", "mine", generation, self.path("x")], "--sharding: 'mine' .* flat, per-parameter, replicated"),
             (["reshard", "--world", "2", "--bucket-bytes", "32MiBs", generation, self.path("x")], "such as 32MiB"),
             (["reshard", "--world", "2", generation, generation], "is no directory for generations"),
             (["plan"], "either --parameters COUNT or a CHECKPOINT"),
             (["plan", "--parameters", "7.5Q"], "7.5B"),
             (["plan", "--parameters", "-5"], "such as 7.5B"),
             (["plan", "--parameters", "0.5"], "such as 7.5B"),
+            (["plan", "--parameters", "1.5"], "such as 7.5B"),
+            (["plan", "--parameters", "1.0000000000005T"], "such as 7.5B"),
+            (["plan", "--parameters", "9", "--svg", self.folder, "--overwrite"], "is no regular file"),
             (["plan", "--parameters", "7B", "--rule", "adamax"], "adamw, adam, "),
             (["plan", "--parameters", "7B", "--precision", "fp8"], "fp32, bf16, "),
-            (["plan", "--parameters", "7B", "--world", "0"], "at least 1"),
+            (["plan", "--parameters", "7B", "--world", "0"], "from 1 to 2,147,483,647"),
+            (["plan", "--parameters", "7B", "--world", "3000000000"], "from 1 to 2,147,483,647"),
             (["plan", "--parameters", "1000T", "--bucket-bytes", "1KiB"], "larger --bucket-bytes"),
         ]:
             with self.subTest(arguments=arguments):
@@ -196,6 +218,72 @@ class Inspect(ProgramTest):
         self.check(run("inspect", self.path("m.safetensors")), 0, stdout=r"kind +merged file\n")
 
 
+class Texts(ProgramTest):
+    HOSTILE = "\x1b]0;title\x07\r\n\x7f\x9b31mé"
+    CONTROLS = re.compile(r"(?!\n)[\x00-\x1f\x7f-\x9f]")
+
+    def places(self, value, path=()):
+        """Where texts stand in a manifest: (path, whether it is a name)."""
+        if isinstance(value, dict):
+            for key, member in value.items():
+                yield (*path, key), True
+                yield from self.places(member, (*path, key))
+        elif isinstance(value, list):
+            for index, member in enumerate(value[:2]):
+                yield from self.places(member, (*path, index))
+        elif isinstance(value, str):
+            yield path, False
+
+    def make_hostile(self, manifest, path, is_name):
+        for step in path[:-1]:
+            manifest = manifest[step]
+        if is_name:
+            manifest[path[-1] + self.HOSTILE] = manifest.pop(path[-1])
+        else:
+            manifest[path[-1]] += self.HOSTILE
+
+    def test_no_text_of_a_checkpoint_reaches_a_terminal_as_it_is(self):
+        source = self.path("m.safetensors")
+        run("merge", "-q", self.saved(), source)
+        manifest = json.loads(header_of(source)["__metadata__"]["shardopt"])
+        for place in self.places(manifest):
+            hostile = self.path("h.safetensors")
+            shutil.copy(source, hostile)
+            rewrite_manifest(hostile, lambda changed: self.make_hostile(changed, *place))
+            for arguments in (["inspect"], ["verify"], ["diff", source], ["plan"], ["reshard", "--world", "2", self.path("r")]):
+                if arguments[0] == "reshard":
+                    arguments = [*arguments[:-1], hostile, arguments[-1]]
+                else:
+                    arguments = [*arguments, hostile]
+                result = run(*arguments)
+                with self.subTest(place=place, arguments=arguments):
+                    self.assertIn(result.returncode, (0, 1, 2))
+                    self.assertIsNone(self.CONTROLS.search(result.stdout + result.stderr), result)
+
+    def test_no_path_reaches_a_terminal_as_it_is(self):
+        generation = self.saved("runs" + self.HOSTILE)
+        runs = os.path.dirname(generation)
+        merged = self.path(f"m{self.HOSTILE}.safetensors")
+        for arguments in (
+            ["inspect", runs],
+            ["verify", "--all", runs],
+            ["merge", runs, merged],
+            ["verify", merged],
+            ["reshard", "--world", "2", merged, self.path("two" + self.HOSTILE)],
+            ["diff", runs, self.path("two" + self.HOSTILE)],
+            ["plan", runs],
+            ["plan", "--parameters", "9", "--svg", self.path(f"m{self.HOSTILE}.svg")],
+            ["inspect", self.path("nowhere" + self.HOSTILE)],
+            ["verify", self.path("two" + self.HOSTILE), self.folder],
+            [self.HOSTILE],
+            ["plan", "--" + self.HOSTILE],
+        ):
+            result = run(*arguments)
+            with self.subTest(arguments=arguments):
+                self.assertIsNone(self.CONTROLS.search(result.stdout + result.stderr), result)
+                self.assertTrue(result.stdout + result.stderr)
+
+
 class Verify(ProgramTest):
     def test_whole_checkpoints_end_with_code_0(self):
         first = self.saved(iteration=1)
@@ -243,6 +331,9 @@ class Verify(ProgramTest):
         good, bad = self.saved("good"), self.saved("bad")
         flip_a_bit(os.path.join(bad, "optimizer_pp-0-of-1_dp-1-of-3.safetensors"), 3)
         self.check(run("verify", bad, good), 1, stdout=r"1 fault\n.*whole")
+        os.mkdir(self.path("empty"))
+        for arguments in ([], ["--all"]):
+            self.check(run("verify", *arguments, self.path("empty"), good), 1, stdout=r"^\S+: whole", stderr="empty")
 
 
 class Merge(ProgramTest):
@@ -322,6 +413,13 @@ class Reshard(ProgramTest):
         self.check(run("reshard", "-q", "--world", "2", self.path("m.safetensors"), self.path("two")), 0, stdout=r"^$", stderr=r"^$")
         self.check(run("diff", "-q", self.path("two"), generation), 0, stdout=r"^$", stderr=r"^$")
 
+    def test_a_policy_of_the_users_own_needs_another_one(self):
+        run("merge", "-q", self.saved(), self.path("m.safetensors"))
+        rewrite_manifest(self.path("m.safetensors"), lambda manifest: manifest.update(sharding="mine"))
+        arguments = ["reshard", "--world", "2", self.path("m.safetensors"), self.path("two")]
+        self.check(run(*arguments), 2, stderr="--sharding: 'mine' is not known; there are flat, per-parameter, replicated")
+        self.check(run(*arguments, "--sharding", "flat"), 0)
+
     def test_damage_ends_with_code_1_and_no_generation(self):
         generation = self.saved()
         flip_a_bit(os.path.join(generation, "optimizer_pp-0-of-1_dp-0-of-3.safetensors"), 3)
@@ -378,6 +476,19 @@ class Plan(ProgramTest):
             self.assertIn(f" {sharded} ", rows[1])
         self.assertIn("31.4 GB", result.stdout)
 
+    def test_counts_are_taken_as_they_are_written(self):
+        for text, count in (
+            ("8.03B", 8_030_000_000),
+            ("1.07B", 1_070_000_000),
+            ("32.76B", 32_760_000_000),
+            ("2.01M", 2_010_000),
+            ("1.3e9", 1_300_000_000),
+            ("9610", 9610),
+        ):
+            with self.subTest(text):
+                result = self.check(run("plan", "--parameters", text, "--world", "1", "--json"), 0)
+                self.assertEqual(json.loads(result.stdout)["parameters"], count)
+
     def test_json_holds_bytes(self):
         plans = json.loads(
             self.check(run("plan", "--parameters", "1e6", "--world", "4", "--precision", "bf16", "--rule", "sgd-momentum,adam", "--json"), 0).stdout
@@ -425,6 +536,27 @@ class Plan(ProgramTest):
 
     def test_a_plot_that_cannot_be_written_is_code_1(self):
         self.check(run("plan", "--parameters", "9", "--svg", self.path("no", "m.svg")), 1, stderr="cannot be written")
+
+    def test_a_plot_gets_its_name_when_it_is_complete(self):
+        output = self.path("m.svg")
+        arguments = [PROGRAM, "plan", "--parameters", "9", "--overwrite", "--svg", output]
+
+        def little_room():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+        for content in (None, "precious"):
+            if content:
+                with open(output, "w") as file:
+                    file.write(content)
+            result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, preexec_fn=little_room)
+            self.check(result, 1, stderr=r"m\.svg' cannot be written: .*File too large")
+            self.assertEqual(os.listdir(self.folder), ["m.svg"] if content else [])
+        with open(output) as file:
+            self.assertEqual(file.read(), "precious")
+        self.check(run(*arguments[1:]), 0)
+        self.assertEqual(os.listdir(self.folder), ["m.svg"])
+        xml.parse(output)
 
     def test_names_in_a_plot_are_escaped(self):
         make(self.path('a&b"<c>'), 2)
