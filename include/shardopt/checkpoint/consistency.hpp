@@ -147,7 +147,7 @@ class ConsistencyCheck {
 
   void require_size(const Manifest::File& file) const {
     const std::int64_t payload = payload_bytes(manifest_, file);
-    if (file.bytes < payload + 10 || file.bytes > payload + 8 + most_header_bytes)
+    if (file.bytes < payload + 10 || file.bytes > payload + 8 + max_header_bytes)
       refuse("says that " + in_quotes(file.name) + " has " + std::to_string(file.bytes) + " bytes, but " +
              std::to_string(payload) + " of numbers");
     if (static_cast<std::int64_t>(file.checksums.size()) != blocks_in(file.bytes))

@@ -51,7 +51,7 @@ class ElementReader {
 
  private:
   /// Files that are open at a time: systems allow a process some thousand.
-  static constexpr std::size_t most_open = 256;
+  static constexpr std::size_t max_open = 256;
 
   struct Place {
     std::size_t file;
@@ -62,7 +62,7 @@ class ElementReader {
   [[nodiscard]] const ReadableFile& file(std::size_t index) {
     const auto found = open_.find(index);
     if (found != open_.end()) return *found->second;
-    if (open_.size() == most_open) open_.clear();
+    if (open_.size() == max_open) open_.clear();
     return *open_.emplace(index, checkpoint_.files().open(checkpoint_.path_of(index))).first->second;
   }
 

@@ -20,7 +20,7 @@ using namespace shardopt::detail;
 using Json = nlohmann::ordered_json;
 
 /// Deeper files are not ours, and would only cost memory.
-inline constexpr int most_json_levels = 32;
+inline constexpr int max_json_levels = 32;
 
 /// Parses text that may be damaged or hostile: repeated names and deep nesting are refused.
 /// @param what  names the text in messages  @throws CheckpointError
@@ -30,8 +30,7 @@ inline constexpr int most_json_levels = 32;
   };
   std::vector<std::set<std::string>> names;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > most_json_levels)
-      refuse("JSON nested more than " + std::to_string(most_json_levels) + " deep");
+    if (depth > max_json_levels) refuse("JSON nested more than " + std::to_string(max_json_levels) + " deep");
     if (event == Json::parse_event_t::object_start) names.emplace_back();
     if (event == Json::parse_event_t::object_end) names.pop_back();
     if (event == Json::parse_event_t::key && !names.back().insert(parsed.get<std::string>()).second)

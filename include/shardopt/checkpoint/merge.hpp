@@ -6,7 +6,6 @@
 #include <shardopt/checkpoint/commit.hpp>
 #include <shardopt/checkpoint/extracts.hpp>
 #include <shardopt/checkpoint/file_system.hpp>
-#include <shardopt/checkpoint/json.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/manifest_text.hpp>
 #include <shardopt/checkpoint/numeric_order.hpp>

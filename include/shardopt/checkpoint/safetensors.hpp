@@ -49,7 +49,7 @@ struct SafetensorsHeader {
 inline constexpr std::int64_t data_alignment = 64;
 
 /// Headers end before this, as other readers demand.
-inline constexpr std::int64_t most_header_bytes = 100'000'000;
+inline constexpr std::int64_t max_header_bytes = 100'000'000;
 
 /// Length field and JSON, padded with spaces. @throws CheckpointError for names that are not UTF-8, or too
 /// many of them
@@ -71,8 +71,8 @@ inline constexpr std::int64_t most_header_bytes = 100'000'000;
   }
   text += "}";
   while ((8 + static_cast<std::int64_t>(text.size())) % data_alignment != 0) text += ' ';
-  if (static_cast<std::int64_t>(text.size()) > most_header_bytes)
-    throw CheckpointError("shardopt: the header of a file would exceed " + std::to_string(most_header_bytes) +
+  if (static_cast<std::int64_t>(text.size()) > max_header_bytes)
+    throw CheckpointError("shardopt: the header of a file would exceed " + std::to_string(max_header_bytes) +
                           " bytes: too many pieces; larger buckets make fewer");
   std::string bytes(8, '\0');
   for (std::size_t k = 0; k < 8; ++k) bytes[k] = static_cast<char>((text.size() >> (8 * k)) & 0xffU);
@@ -86,7 +86,7 @@ inline constexpr std::int64_t most_header_bytes = 100'000'000;
   std::uint64_t length = 0;
   if (first_bytes.size() < 8) throw CheckpointError("shardopt: " + what + " is cut short: it has no header");
   for (std::size_t k = 8; k-- > 0;) length = (length << 8) | static_cast<unsigned char>(first_bytes[k]);
-  if (length > static_cast<std::uint64_t>(most_header_bytes) ||
+  if (length > static_cast<std::uint64_t>(max_header_bytes) ||
       static_cast<std::int64_t>(length) > file_bytes - 8) {
     throw CheckpointError("shardopt: " + what + " is damaged or cut short: its header claims " +
                           std::to_string(length) + " bytes, the file has " + std::to_string(file_bytes));
