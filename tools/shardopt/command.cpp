@@ -4,6 +4,9 @@
 #include "format.hpp"
 
 #include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace tool {
 

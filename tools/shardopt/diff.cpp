@@ -4,9 +4,11 @@
 #include "progress_bar.hpp"
 #include "source.hpp"
 
+#include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/checkpoint/diff.hpp>
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>

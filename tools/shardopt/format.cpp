@@ -14,8 +14,11 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace tool {
 

@@ -3,14 +3,19 @@
 #include "format.hpp"
 #include "source.hpp"
 
-#include <shardopt/checkpoint/load.hpp>
+#include <shardopt/checkpoint/checkpoint.hpp>
+#include <shardopt/checkpoint/generations.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/manifest_text.hpp>
 #include <shardopt/checkpoint/numeric_order.hpp>
+#include <shardopt/checkpoint/posix_files.hpp>
+#include <shardopt/checkpoint/shard_file.hpp>
 #include <shardopt/checkpoint/verify.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manual.hpp"
 
+#include <cstddef>
 #include <memory>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace tool {
 

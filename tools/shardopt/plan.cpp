@@ -10,11 +10,13 @@
 #include <shardopt/checkpoint/posix_files.hpp>
 #include <shardopt/core/parameter_table.hpp>
 #include <shardopt/sharding/flat_sharding.hpp>
+#include <shardopt/zero/memory_plan.hpp>
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>

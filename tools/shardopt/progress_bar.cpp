@@ -3,7 +3,12 @@
 
 #include "format.hpp"
 
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <functional>
+#include <string>
 
 namespace tool {
 

@@ -6,8 +6,11 @@
 
 #include <shardopt/checkpoint/generations.hpp>
 #include <shardopt/checkpoint/load.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/posix_files.hpp>
 
 #include <cstdio>
+#include <filesystem>
 #include <system_error>
 
 namespace tool {

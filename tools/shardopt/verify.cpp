@@ -4,11 +4,16 @@
 #include "progress_bar.hpp"
 #include "source.hpp"
 
+#include <shardopt/checkpoint/checkpoint.hpp>
+#include <shardopt/checkpoint/checkpoint_error.hpp>
+#include <shardopt/checkpoint/generations.hpp>
 #include <shardopt/checkpoint/load.hpp>
 #include <shardopt/checkpoint/numeric_order.hpp>
+#include <shardopt/checkpoint/posix_files.hpp>
 #include <shardopt/checkpoint/verify.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
