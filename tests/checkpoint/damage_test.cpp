@@ -3,14 +3,18 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <support/small_checkpoint.hpp>
+#include <support/watched_files.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <new>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -140,6 +144,46 @@ TEST_CASE("A flipped bit is told to every rank, with the generation that is whol
       });
       check(ranks, path.string());
     }
+  }
+}
+
+TEST_CASE("A failure that is no damage offers no older generation", "[checkpoint][host]") {
+  constexpr int world = 3;
+  const int bad = GENERATE(0, 1, 2);
+  const int kind = GENERATE(0, 1, 2);
+  CAPTURE(bad, kind);
+  Files disk(small_checkpoints(2));
+  const auto seen = on_ranks(world, [&](HostThreads comm) {
+    CheckpointEngine<CheckpointAdam> engine(small_table(), checkpoint_config<CheckpointAdam>(),
+                                            std::move(comm));
+    engine.train(1);
+    const bool here = engine.optimizer.rank() == bad;
+    WatchedFiles files(disk);
+    bool failed = false;
+    files.before = [&](const std::string& call, const std::filesystem::path& path) {
+      if (!here || failed || call != "open" || path.extension() != ".safetensors") return;
+      failed = true;
+      if (kind == 0) throw std::bad_alloc();
+      if (kind == 1) throw so::CheckpointError("shardopt: open: Input/output error");  // for the moment
+    };
+    if (kind == 2) static_cast<void>(engine.optimizer.reduce({}, {}));
+    std::pair<std::string, std::string> told;
+    try {
+      ckpt::load(engine.optimizer, small_directory, {.files = &files}, {});
+    } catch (const so::CheckpointError& error) {
+      told = {error.what(), error.alternative().string()};
+    } catch (const std::logic_error& error) {
+      told.first = error.what();
+    }
+    return std::tuple(told.first, told.second, files.bytes_read().empty() ? 1 : 0);
+  });
+  for (const auto& [message, alternative, untouched] : seen) {
+    CAPTURE(message);
+    CHECK(message.find(kind == 2 ? "in the middle of a step" : "a checkpoint was not loaded") !=
+          std::string::npos);
+    CHECK(message.find("is whole") == std::string::npos);
+    CHECK(alternative == "");
+    if (kind == 2) CHECK(untouched == 1);
   }
 }
 

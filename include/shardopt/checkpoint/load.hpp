@@ -60,9 +60,12 @@ class Loading {
   Loading(Optimizer& optimizer, const LoadOptions& options, Stream stream)
       : optimizer_(optimizer), options_(options), stream_(stream) {}
 
-  /// Opens, compares. @throws CheckpointError
+  /// Reads what the checkpoint says about itself. @throws CheckpointError
   void open(const std::filesystem::path& path) { checkpoint_.emplace(path, *options_.files); }
 
+  /// Compares that with the optimizer, and prepares what depends on it alone. Waits for what the stream
+  /// holds.
+  /// @throws CheckpointError
   void compare() {
     here_ = describe(optimizer_, stream_);
     comparison_.emplace(checkpoint_->manifest(), here_, options_);
@@ -276,15 +279,18 @@ class Loading {
   LoadReport report_;
 };
 
-/// Collective: throws the error again, with the newest generation that is whole, if there is another one.
+/// Collective: throws the error again, with the newest generation that is whole, if that is another one than
+/// `chosen` of `directory`. Where `chosen` is whole itself the error is no damage, and there is none to
+/// offer.
 template <class Optimizer>
 [[noreturn]] void throw_with_alternative(Optimizer& optimizer, const CheckpointError& error,
                                          const std::filesystem::path& directory,
-                                         const std::filesystem::path& damaged, const FileSystem& files) {
+                                         const std::filesystem::path& chosen, const FileSystem& files) {
   std::string whole;
-  if (optimizer.rank() == 0 && damaged != directory) {
+  if (optimizer.rank() == 0 && chosen != directory) {
     static_cast<void>(failure_of([&] {
-      if (const auto found = newest_whole(directory, files, damaged)) whole = found->path.string();
+      const auto found = newest_whole(directory, files);
+      if (found && found->path != chosen) whole = found->path.string();
     }));
   }
   whole = optimizer.exchange(whole)[0];
@@ -304,12 +310,15 @@ template <class Optimizer>
 /// Collective; waits. Takes host memory of the size of the states that this rank keeps, for its time.
 /// @param path  a generation's folder, a merged file, or a folder of generations: then the newest
 /// @param stream  the last step was made on
-/// @throws CheckpointError on every rank: listing what differs between the two, or naming the file that is
-/// damaged and, if another generation is whole, that one; nothing was changed
+/// @throws CheckpointError on every rank: listing what differs between the two, or what failed on which rank;
+/// nothing was changed. Where `path` is a folder of generations and the newest is damaged, also naming the
+/// newest that is whole (CheckpointError::alternative). To find it rank 0 reads generations from the newest
+/// on, while the others wait
 template <Checkpointable Optimizer>
 LoadReport load(Optimizer& optimizer, const std::filesystem::path& path, const LoadOptions& options,
                 typename Optimizer::Stream stream) {
   const std::string what = "a checkpoint was not loaded";
+  detail::collectively(optimizer, what, [&] { optimizer.require_between_steps("checkpoint::load"); });
   std::string chosen;
   const std::string failure = detail::failure_of([&] {
     if (optimizer.rank() == 0) chosen = newest(path, *options.files).string();
@@ -318,10 +327,7 @@ LoadReport load(Optimizer& optimizer, const std::filesystem::path& path, const L
   if (chosen.starts_with("!")) throw CheckpointError(chosen.substr(1));
   detail::Loading<Optimizer> loading(optimizer, options, stream);
   try {
-    detail::collectively(optimizer, what, [&] {
-      optimizer.require_between_steps("checkpoint::load");
-      loading.open(chosen);
-    });
+    detail::collectively(optimizer, what, [&] { loading.open(chosen); });
   } catch (const CheckpointError& error) {
     detail::throw_with_alternative(optimizer, error, path, chosen, *options.files);
   }

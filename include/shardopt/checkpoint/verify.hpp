@@ -95,14 +95,12 @@ inline void verify_file(const Checkpoint& checkpoint, std::size_t file,
   return problems;
 }
 
-/// The newest generation of a directory that is whole: all its bytes are read. @param except  one that is not
-/// meant
-[[nodiscard]] inline std::optional<Generation> newest_whole(const std::filesystem::path& directory,
-                                                            const FileSystem& files = PosixFiles::instance(),
-                                                            const std::filesystem::path& except = {}) {
+/// The newest generation of a directory that is whole: all its bytes are read, and those of newer ones until
+/// their damage shows.
+[[nodiscard]] inline std::optional<Generation> newest_whole(
+    const std::filesystem::path& directory, const FileSystem& files = PosixFiles::instance()) {
   const std::vector<Generation> all = generations(directory, files);
   for (auto generation = all.rbegin(); generation != all.rend(); ++generation) {
-    if (generation->path == except) continue;
     bool whole = false;
     static_cast<void>(
         detail::failure_of([&] { whole = verify(Checkpoint(generation->path, files)).empty(); }));
