@@ -4,7 +4,7 @@
 #include <shardopt/core/parameter_table.hpp>
 
 #include <concepts>
-#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +15,7 @@ namespace shardopt::inline v0::checkpoint {
 template <class Optimizer>
 concept Checkpointable = requires(Optimizer& optimizer, const Optimizer& view,
                                   typename Optimizer::Stream stream, const std::string& text,
-                                  std::string_view name) {
+                                  std::string_view name, std::span<const float> values) {
   typename Optimizer::Device;
   typename Optimizer::Param;
   typename Optimizer::Grad;
@@ -32,8 +32,10 @@ concept Checkpointable = requires(Optimizer& optimizer, const Optimizer& view,
   view.require_between_steps(name);
   { optimizer.exchange(text) } -> std::same_as<std::vector<std::string>>;
   optimizer.set_counters(view.counters(stream), stream);
+  optimizer.set_states(view.states(), values, stream);
   optimizer.restore_parameters(stream);
   optimizer.wait_parameters(stream);
+  optimizer.synchronize(stream);
 };
 
 }  // namespace shardopt::inline v0::checkpoint

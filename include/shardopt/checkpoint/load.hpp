@@ -110,18 +110,14 @@ class Loading {
 
   /// Brings all of it to the optimizer. Collective; waits.
   void apply() {
-    const float* from = staging_.get();
-    for (const StateTarget& target : targets_) {
-      optimizer_.device().upload(target.data, from,
-                                 target.elements * static_cast<std::int64_t>(sizeof(float)), stream_);
-      from += target.elements;
-    }
-    optimizer_.device().synchronize(stream_);
+    optimizer_.set_states(targets_, {staging_.get(), static_cast<std::size_t>(staging_elements_)}, stream_);
     for (const auto& [group, rule] : rules_) optimizer_.set_rule(group, rule, stream_);
     if (counters_) optimizer_.set_counters(*counters_, stream_);
+    // Who has failed until here is known before the others enqueue what waits for it.
+    static_cast<void>(optimizer_.exchange(""));
     optimizer_.restore_parameters(stream_);
     optimizer_.wait_parameters(stream_);
-    optimizer_.device().synchronize(stream_);
+    optimizer_.synchronize(stream_);
   }
 
   [[nodiscard]] LoadReport report() && {
@@ -145,11 +141,6 @@ class Loading {
   }
 
  private:
-  struct StateTarget {
-    float* data;
-    std::int64_t elements;
-  };
-
   [[nodiscard]] bool is_mine(std::int64_t turn) const {
     return turn % optimizer_.world() == optimizer_.rank();
   }
@@ -162,7 +153,7 @@ class Loading {
       if (!comparison_->states().contains(state) || !comparison_->parameters().contains(parameter)) continue;
       wanted.add(index_of(saved.states, state), static_cast<std::int64_t>(*saved.find(parameter)), run.range,
                  0, staging_elements_ * static_cast<std::int64_t>(sizeof(float)));
-      targets_.push_back({run.data, run.range.size()});
+      targets_.push_back(run);
       staging_elements_ += run.range.size();
     }
   }
@@ -273,7 +264,7 @@ class Loading {
   std::optional<Comparison> comparison_;
   std::vector<std::pair<std::string, RuleOf<Optimizer>>> rules_;  ///< of groups, to be set
   std::optional<decltype(std::declval<Optimizer&>().counters(std::declval<Stream>()))> counters_;
-  std::vector<StateTarget> targets_;
+  decltype(std::declval<const Optimizer&>().states()) targets_;  ///< what is loaded, in the staging's order
   std::int64_t staging_elements_ = 0;
   std::unique_ptr<float[]> staging_;
   LoadReport report_;
@@ -314,6 +305,9 @@ template <class Optimizer>
 /// nothing was changed. Where `path` is a folder of generations and the newest is damaged, also naming the
 /// newest that is whole (CheckpointError::alternative). To find it rank 0 reads generations from the newest
 /// on, while the others wait
+/// @throws Error what the device or the collective throws when a call of theirs fails after all was checked
+/// (CudaError, NcclError, CollectiveError): that breaks the optimizer, whose states, counters and parameters
+/// may then be the checkpoint's in part
 template <Checkpointable Optimizer>
 LoadReport load(Optimizer& optimizer, const std::filesystem::path& path, const LoadOptions& options,
                 typename Optimizer::Stream stream) {

@@ -383,6 +383,32 @@ class ZeroOptimizer {
     });
   }
 
+  /// Copies values from host memory into runs of states: what a checkpoint holds. Waits for what `stream`
+  /// holds.
+  /// @param runs  of states(), or parts of those
+  /// @param values  of all runs, one behind the other
+  /// @throws std::invalid_argument for another number of values
+  /// @throws std::logic_error in a capture, or in the middle of a step
+  void set_states(std::span<const StateRun> runs, std::span<const float> values, Stream stream) {
+    require_still("set_states", stream);
+    std::int64_t elements = 0;
+    for (const StateRun& run : runs) elements += run.range.size();
+    if (elements != static_cast<std::int64_t>(values.size())) {
+      throw std::invalid_argument("shardopt: set_states: the runs have " + std::to_string(elements) +
+                                  " elements, not " + std::to_string(values.size()));
+    }
+    steps_->guarded("set_states", stream, [&] {
+      steps_->settle(stream);
+      const float* from = values.data();
+      for (const StateRun& run : runs) {
+        comm_.device().upload(run.data, from, run.range.size() * static_cast<std::int64_t>(sizeof(float)),
+                              stream);
+        from += run.range.size();
+      }
+      detail::wait_for(comm_, stream);
+    });
+  }
+
   /// Brings all states to one rank's host memory, by state, each in table order; on other ranks the result is
   /// empty. Collective; waits. Takes device memory for one bucket of floats beside what was planned.
   /// @throws std::invalid_argument for a rank that does not exist
@@ -443,6 +469,15 @@ class ZeroOptimizer {
       state_->initialize_masters(comm_.device(), stream);
       steps_->note_update(stream);
     });
+  }
+
+  /// Waits on the host for what `stream` holds, as the collective waits: where it watches for lost peers, one
+  /// is an error and no wait for ever.
+  /// @throws std::logic_error in a capture
+  void synchronize(Stream stream) {
+    steps_->require_working();
+    steps_->require_uncaptured("synchronize", stream);
+    steps_->guarded("synchronize", stream, [&] { detail::wait_for(comm_, stream); });
   }
 
   /// A text of every rank, in rank order. Collective; waits. For what an engine must agree on between steps.
