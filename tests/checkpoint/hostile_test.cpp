@@ -302,11 +302,12 @@ class Judge {
   Snapshot saved_;
 };
 
-/// Whether a manifest still says the same of where the numbers are.
+/// Whether a manifest still says the same of where the numbers are and what they mean.
 [[nodiscard]] bool says_the_same(const std::string& text, const ckpt::Manifest& saved) {
   try {
     const auto m = ckpt::manifest_from_text(text, "");
-    return m.files == saved.files && m.parameters == saved.parameters && m.states == saved.states;
+    return m.files == saved.files && m.parameters == saved.parameters && m.states == saved.states &&
+           m.rule == saved.rule && m.rule_version == saved.rule_version;
   } catch (const so::CheckpointError&) {
     return false;
   }

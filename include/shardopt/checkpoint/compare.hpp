@@ -21,6 +21,8 @@ class Comparison {
   Comparison(const Manifest& saved, const Manifest& here, const LoadOptions& options)
       : saved_(saved), here_(here), options_(options) {
     if (!options.weights_only) compare_rule();
+    if (!same_rule_)
+      notes_.push_back("states, counters and hyper-parameters stay: the checkpoint's are another rule's");
     compare_states();
     compare_parameters();
     note_what_may_differ();
@@ -43,7 +45,7 @@ class Comparison {
     return all;
   }
 
-  /// Names of the states that both have.
+  /// Names of the states that can be taken.
   [[nodiscard]] const std::set<std::string>& states() const noexcept { return states_; }
   /// Names of the parameters whose state can be taken.
   [[nodiscard]] const std::set<std::string>& parameters() const noexcept { return parameters_; }
@@ -86,13 +88,15 @@ class Comparison {
     for (const std::string& state : here_.states) {
       if (options_.weights_only && state != "master") continue;
       if (std::find(saved_.states.begin(), saved_.states.end(), state) != saved_.states.end()) {
-        states_.insert(state);
+        // Another rule's moments mean something else, even under the same name, and its count stays behind.
+        if (same_rule_ || state == "master") states_.insert(state);
       } else {
         differences_.push_back("state " + in_quotes(state) + " is not in the checkpoint");
       }
     }
     for (const std::string& state : saved_.states) {
-      if (!options_.weights_only && !states_.contains(state))
+      const bool here = std::find(here_.states.begin(), here_.states.end(), state) != here_.states.end();
+      if (!options_.weights_only && !here)
         differences_.push_back("state " + in_quotes(state) + " is in the checkpoint only");
     }
   }

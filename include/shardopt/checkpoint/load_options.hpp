@@ -20,7 +20,7 @@ struct LoadOptions {
   /// Hyper-parameters of the groups stay as configured; else they become the checkpoint's.
   bool keep_hyper_parameters = false;
   /// Loads what both sides have under the same name and shape, and leaves the rest as it stands; the report
-  /// says what. Else every difference is an error.
+  /// says what. Of another rule's checkpoint that is the parameters. Else every difference is an error.
   bool lenient = false;
   const FileSystem* files = &PosixFiles::instance();  ///< not null
 };

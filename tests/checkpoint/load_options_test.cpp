@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What LoadOptions let through, and what not.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <support/checkpoint_engine.hpp>
+#include <support/durable_files.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+using namespace test;
+
+namespace {
+
+const std::filesystem::path directory = "/runs/a";
+
+using AdamEngine = CheckpointEngine<ThreadsOptimizer<so::Adam>>;
+using AdamWEngine = CheckpointEngine<CheckpointAdam>;
+
+[[nodiscard]] bool any_holds(const std::vector<std::string>& texts, const std::string& part) {
+  return std::any_of(texts.begin(), texts.end(),
+                     [&](const std::string& text) { return text.find(part) != std::string::npos; });
+}
+
+}  // namespace
+
+TEST_CASE("A lenient load of another rule's checkpoint takes the parameters alone, and says so",
+          "[checkpoint][host]") {
+  const int world = GENERATE(1, 3);
+  CAPTURE(world);
+  DurableFiles files;
+  const auto saved = on_ranks(2, [&](HostThreads comm) {
+    AdamEngine engine(std::move(comm));
+    engine.train(5);
+    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    return engine.values();
+  });
+  const auto loaded = on_ranks(world, [&](HostThreads comm) {
+    AdamWEngine engine(std::move(comm));
+    const double lr = engine.optimizer.rule("plain").lr;
+    const auto moments = [&] { return std::pair(engine.state("exp_avg"), engine.state("exp_avg_sq")); };
+    const auto before = moments();
+    const auto report = ckpt::load(engine.optimizer, directory, {.lenient = true, .files = &files}, {});
+    const bool stay = moments() == before && engine.optimizer.counters({}).updates == 0 &&
+                      engine.optimizer.rule("plain").lr == lr;
+    return std::tuple(engine.values(), stay ? 1 : 0, report.notes);
+  });
+  for (const auto& [values, stay, notes] : loaded) {
+    // The frozen one has no state: it stays as it stands.
+    CHECK(values == saved.front());
+    CHECK(stay == 1);
+    CHECK(any_holds(notes, "states, counters and hyper-parameters stay"));
+  }
+}
