@@ -5,6 +5,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <support/checkpoint_engine.hpp>
 #include <support/durable_files.hpp>
+#include <support/watched_collective.hpp>
 #include <support/watched_files.hpp>
 
 #include <unistd.h>
@@ -14,8 +15,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 using namespace test;
@@ -23,6 +26,7 @@ using namespace test;
 namespace {
 
 using AdamEngine = CheckpointEngine<CheckpointAdam>;
+using WatchedAdam = so::ZeroOptimizer<so::AdamW, so::FlatSharding, Watched<HostThreads>, so::FullPrecision>;
 
 const std::filesystem::path directory = "/runs/a";
 
@@ -212,6 +216,48 @@ TEST_CASE("Ranks that save different iterations or texts all throw before anythi
     CHECK(message.find("rank 2") != std::string::npos);
   }
   CHECK(disk.operations().empty());
+}
+
+TEST_CASE("Ranks that save different texts are told which one, however long they are", "[checkpoint][host]") {
+  constexpr int world = 3;
+  const int how = GENERATE(0, 1, 2);
+  CAPTURE(how);
+  const std::string large(std::size_t{1} << 20, 'x');
+  DurableFiles disk;
+  const auto messages = messages_of_ranks<so::CheckpointError>(world, [&](HostThreads comm) {
+    AdamEngine engine(std::move(comm));
+    const bool here = engine.optimizer.rank() == 2;
+    ckpt::SaveOptions options{.extras = {{"a", "1"}, {"sampler", large}}, .files = &disk};
+    if (how == 0 && here) options.extras["sampler"].back() = 'y';
+    if (how == 1 && here) options.extras["z"] = "more";
+    // The same characters one behind the other.
+    if (how == 2 && !here) options.extras = {{"a", "b, c: d"}};
+    if (how == 2 && here) options.extras = {{"a", "b"}, {"c", "d"}};
+    ckpt::save(engine.optimizer, directory, options, {});
+  });
+  const std::string told[] = {"rank 0 has extra 'sampler' of 1048576 bytes",
+                              "rank 0 has nothing more, rank 2 has extra 'z' 'more'",
+                              "rank 0 has extra 'a' 'b, c: d', rank 2 has extra 'a' 'b'"};
+  for (const std::string& message : messages) {
+    CAPTURE(message.substr(0, 1000));
+    CHECK(message.find("ranks disagree: " + told[how]) != std::string::npos);
+    CHECK(message.size() < 1000);
+  }
+  CHECK(disk.operations().empty());
+}
+
+TEST_CASE("Long texts that are the same on every rank do not cross the wire", "[checkpoint][host]") {
+  DurableFiles disk;
+  const auto exchanges = on_ranks(2, [&](HostThreads comm) {
+    const auto log = std::make_shared<CallLog>();
+    CheckpointEngine<WatchedAdam> engine(Watched<HostThreads>(std::move(comm), log));
+    const ckpt::SaveOptions options{.extras = {{"sampler", std::string(std::size_t{1} << 20, 'x')}},
+                                    .files = &disk};
+    const std::int64_t before = log->count("exchange");
+    ckpt::save(engine.optimizer, directory, options, {});
+    return log->count("exchange") - before;
+  });
+  for (const std::int64_t count : exchanges) CHECK(count < 20);
 }
 
 TEST_CASE("A rank that saves alone gets an error after the deadline of its communicator, and writes nothing",

@@ -56,3 +56,32 @@ TEST_CASE("A lenient load of another rule's checkpoint takes the parameters alon
     CHECK(any_holds(notes, "states, counters and hyper-parameters stay"));
   }
 }
+
+TEST_CASE("Ranks that load with different options all get an error that names it, and nothing changes",
+          "[checkpoint][host]") {
+  const std::string option = GENERATE("weights_only", "keep_hyper_parameters", "lenient");
+  const int other = GENERATE(0, 2);
+  CAPTURE(option, other);
+  DurableFiles files;
+  const auto seen = on_ranks(3, [&](HostThreads comm) {
+    AdamEngine engine(std::move(comm));
+    engine.train(2);
+    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    engine.train(1);
+    const Snapshot before = engine.own_snapshot();
+    const bool here = engine.optimizer.rank() == other;
+    const ckpt::LoadOptions options{.weights_only = here && option == "weights_only",
+                                    .keep_hyper_parameters = here && option == "keep_hyper_parameters",
+                                    .lenient = here && option == "lenient",
+                                    .files = &files};
+    const std::string message =
+        message_of<so::CheckpointError>([&] { ckpt::load(engine.optimizer, directory, options, {}); });
+    return std::tuple(message, engine.own_snapshot() == before ? 1 : 0);
+  });
+  for (const auto& [message, unchanged] : seen) {
+    CAPTURE(message);
+    CHECK(message.find("ranks disagree: rank 0 has " + option) != std::string::npos);
+    CHECK(message.find("rank " + std::to_string(other == 0 ? 1 : 2) + " has " + option) != std::string::npos);
+    CHECK(unchanged == 1);
+  }
+}

@@ -7,6 +7,7 @@
 #include <shardopt/checkpoint/checkpointable.hpp>
 #include <shardopt/checkpoint/compare.hpp>
 #include <shardopt/checkpoint/describe.hpp>
+#include <shardopt/checkpoint/equal_on_ranks.hpp>
 #include <shardopt/checkpoint/extracts.hpp>
 #include <shardopt/checkpoint/generations.hpp>
 #include <shardopt/checkpoint/huge_pages.hpp>
@@ -270,6 +271,14 @@ class Loading {
   LoadReport report_;
 };
 
+/// What ranks must agree on before anything is read.
+[[nodiscard]] inline std::vector<Fact> facts_of(const LoadOptions& options) {
+  const auto text = [](bool value) { return std::string(value ? "true" : "false"); };
+  return {{"weights_only", text(options.weights_only)},
+          {"keep_hyper_parameters", text(options.keep_hyper_parameters)},
+          {"lenient", text(options.lenient)}};
+}
+
 /// Collective: throws the error again, with the newest generation that is whole, if that is another one than
 /// `chosen` of `directory`. Where `chosen` is whole itself the error is no damage, and there is none to
 /// offer.
@@ -299,9 +308,11 @@ template <class Optimizer>
 /// verifies those; blocks that nobody keeps are verified in shares. All is checked before anything changes.
 ///
 /// Collective; waits. Takes host memory of the size of the states that this rank keeps, for its time.
-/// @param path  a generation's folder, a merged file, or a folder of generations: then the newest
+/// @param path  a generation's folder, a merged file, or a folder of generations: then the newest. Rank 0's
+/// counts
 /// @param stream  the last step was made on
-/// @throws CheckpointError on every rank: listing what differs between the two, or what failed on which rank;
+/// @throws CheckpointError on every rank: listing what differs between the two, what failed on which rank, or
+/// which option is not the same on all;
 /// nothing was changed. Where `path` is a folder of generations and the newest is damaged, also naming the
 /// newest that is whole (CheckpointError::alternative). To find it rank 0 reads generations from the newest
 /// on, while the others wait
@@ -313,6 +324,7 @@ LoadReport load(Optimizer& optimizer, const std::filesystem::path& path, const L
                 typename Optimizer::Stream stream) {
   const std::string what = "a checkpoint was not loaded";
   detail::collectively(optimizer, what, [&] { optimizer.require_between_steps("checkpoint::load"); });
+  detail::require_equal_on_ranks(optimizer, what, detail::facts_of(options));
   std::string chosen;
   const std::string failure = detail::failure_of([&] {
     if (optimizer.rank() == 0) chosen = newest(path, *options.files).string();

@@ -6,6 +6,7 @@
 #include <shardopt/checkpoint/commit.hpp>
 #include <shardopt/checkpoint/describe.hpp>
 #include <shardopt/checkpoint/device_reader.hpp>
+#include <shardopt/checkpoint/equal_on_ranks.hpp>
 #include <shardopt/checkpoint/save_options.hpp>
 #include <shardopt/checkpoint/shard_file.hpp>
 #include <shardopt/checkpoint/shard_writer.hpp>
@@ -60,23 +61,13 @@ struct Save {
 };
 
 /// What ranks must agree on before anything is written.
-[[nodiscard]] inline std::string summary_of(const Manifest& manifest, const SaveOptions& options) {
-  std::string text = "iteration " + std::to_string(manifest.iteration) + ", updates " +
-                     std::to_string(manifest.updates) + ", keep " + std::to_string(options.keep);
-  for (const auto& [name, extra] : options.extras) text += ", " + name + ": " + extra;
-  return text + shard_name(manifest.coordinates, 0, manifest.world);
-}
-
-/// @throws CheckpointError on every rank if texts of the ranks are not equal
-template <class Optimizer>
-void require_equal_on_ranks(Optimizer& optimizer, const std::string& what, const std::string& mine) {
-  const std::vector<std::string> all = optimizer.exchange(mine);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw CheckpointError("shardopt: " + what + ": ranks disagree: rank 0 has " + in_quotes(all[0]) +
-                          ", rank " + std::to_string(rank) + " has " + in_quotes(all[rank]) +
-                          "; nothing was written");
-  }
+[[nodiscard]] inline std::vector<Fact> facts_of(const Manifest& manifest, const SaveOptions& options) {
+  std::vector<Fact> facts = {{"iteration", std::to_string(manifest.iteration)},
+                             {"updates", std::to_string(manifest.updates)},
+                             {"keep", std::to_string(options.keep)},
+                             {"files", shard_name(manifest.coordinates, 0, manifest.world)}};
+  for (const auto& [name, extra] : options.extras) facts.emplace_back("extra " + in_quotes(name), extra);
+  return facts;
 }
 
 /// Collective: what every rank must know before it writes. Nothing is written unless all ranks agree.
@@ -97,7 +88,7 @@ template <Checkpointable Optimizer>
     static_cast<void>(to_text(save.manifest));  // names and extras can be written
     static_cast<void>(text_of_json(Json(options.rank_extra), "a rank's extra text"));
   });
-  require_equal_on_ranks(optimizer, save.failed(), summary_of(save.manifest, options));
+  require_equal_on_ranks(optimizer, save.failed(), facts_of(save.manifest, options));
   std::string saving;
   const std::string failure = failure_of([&] {
     if (save.rank == 0) saving = begin_generation(*save.files, directory);
