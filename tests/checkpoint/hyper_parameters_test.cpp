@@ -19,6 +19,8 @@ using namespace test;
 namespace {
 
 enum class Mode : std::uint8_t { plain, fancy = 200 };
+enum class Side : bool { left, right };
+enum class Letter : char { a = 'a', z = 'z' };
 
 /// A rule of the user's with fields of many types, and no opinion about their values.
 struct ManyFields {
@@ -29,9 +31,12 @@ struct ManyFields {
   bool on = false;
   std::int16_t small = 0;
   Mode mode = Mode::plain;
+  Side side = Side::left;
+  Letter letter = Letter::a;
+  std::uint64_t seed = 0;
 
-  static constexpr std::array<std::string_view, 7> hyper_parameter_names{"lr", "bound", "lowest", "unknown",
-                                                                         "on", "small", "mode"};
+  static constexpr std::array<std::string_view, 10> hyper_parameter_names{
+      "lr", "bound", "lowest", "unknown", "on", "small", "mode", "side", "letter", "seed"};
 
   template <class V>
   struct State {
@@ -84,7 +89,10 @@ TEST_CASE("Hyper-parameters of every type come back, those that are not finite t
                          .unknown = std::numeric_limits<double>::quiet_NaN(),
                          .on = true,
                          .small = -32768,
-                         .mode = Mode::fancy};
+                         .mode = Mode::fancy,
+                         .side = Side::right,
+                         .letter = Letter::z,
+                         .seed = (std::uint64_t{1} << 63) - 1};
   const ManyFields loaded = reloaded(saved, [](const std::string&, ckpt::HyperParameter&) {});
   CHECK(loaded.lr == saved.lr);
   CHECK(loaded.bound == saved.bound);
@@ -93,6 +101,9 @@ TEST_CASE("Hyper-parameters of every type come back, those that are not finite t
   CHECK(loaded.on);
   CHECK(loaded.small == -32768);
   CHECK(loaded.mode == Mode::fancy);
+  CHECK(loaded.side == Side::right);
+  CHECK(loaded.letter == Letter::z);
+  CHECK(loaded.seed == (std::uint64_t{1} << 63) - 1);
 }
 
 TEST_CASE("Hyper-parameters that a field cannot hold are refused by name", "[checkpoint][host]") {
@@ -109,9 +120,22 @@ TEST_CASE("Hyper-parameters that a field cannot hold are refused by name", "[che
   CHECK(message("small", 1e300).find("'default': small cannot be 1e+300") != std::string::npos);
   CHECK(message("small", true).find("'default': small cannot be true") != std::string::npos);
   CHECK(message("mode", std::int64_t{-1}).find("'default': mode cannot be -1") != std::string::npos);
+  CHECK(message("mode", std::int64_t{256}).find("'default': mode cannot be 256") != std::string::npos);
+  CHECK(message("side", std::int64_t{2}).find("'default': side cannot be 2") != std::string::npos);
+  CHECK(message("letter", std::int64_t{1000}).find("'default': letter cannot be 1000") != std::string::npos);
+  CHECK(message("seed", std::int64_t{-1}).find("'default': seed cannot be -1") != std::string::npos);
   CHECK(message("bound", 1e300).find("'default': bound cannot be 1e+300") != std::string::npos);
   CHECK(message("lr", true).find("'default': lr cannot be true") != std::string::npos);
   CHECK(message("lr", std::int64_t{2}) == "");
+}
+
+TEST_CASE("A hyper-parameter that could not be read back is refused at save", "[checkpoint][host]") {
+  const ManyFields rule{.seed = std::uint64_t{1} << 63};
+  const std::string message = message_of<so::CheckpointError>(
+      [&] { static_cast<void>(reloaded(rule, [](const std::string&, ckpt::HyperParameter&) {})); });
+  CHECK(message.find("'seed' is 9223372036854775808: files hold whole numbers below 2^63") !=
+        std::string::npos);
+  CHECK(message.find("was not begun") != std::string::npos);
 }
 
 TEST_CASE("A save beside a generation with the last number that there is says so", "[checkpoint][host]") {

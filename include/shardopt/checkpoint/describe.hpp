@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/checkpointable.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/shard_file.hpp>
 #include <shardopt/core/dtype.hpp>
+#include <shardopt/core/error.hpp>
 #include <shardopt/core/math.hpp>
+#include <shardopt/core/parameter_table.hpp>
 #include <shardopt/core/version.hpp>
 #include <shardopt/rules/rule.hpp>
 
@@ -24,7 +27,12 @@ namespace shardopt::inline v0::checkpoint::detail {
 template <class Optimizer>
 using RuleOf = std::remove_cvref_t<decltype(std::declval<const Optimizer&>().config().groups.front().rule)>;
 
-/// Hyper-parameters by name.
+/// The integer type of an integer's or enumerator's values.
+template <class Field>
+using NumberOf = typename std::conditional_t<std::is_enum_v<Field>, std::underlying_type<Field>,
+                                             std::type_identity<Field>>::type;
+
+/// Hyper-parameters by name. @throws CheckpointError if files cannot hold one
 template <OptimizerRule Rule>
 [[nodiscard]] std::vector<std::pair<std::string, HyperParameter>> hyper_parameters_of(const Rule& rule) {
   std::vector<std::pair<std::string, HyperParameter>> result;
@@ -34,7 +42,13 @@ template <OptimizerRule Rule>
     if constexpr (std::is_same_v<Field, bool>) {
       value = field;
     } else if constexpr (std::is_integral_v<Field> || std::is_enum_v<Field>) {
-      value = static_cast<std::int64_t>(field);
+      const auto number = static_cast<std::int64_t>(field);
+      if (std::is_unsigned_v<NumberOf<Field>> && number < 0) {
+        throw CheckpointError(
+            "shardopt: hyper-parameter " + in_quotes(hyper_parameter_names<Rule>[result.size()]) + " is " +
+            std::to_string(static_cast<std::uint64_t>(number)) + ": files hold whole numbers below 2^63");
+      }
+      value = number;
     } else {
       value = static_cast<double>(field);
     }
@@ -49,12 +63,12 @@ template <class Field>
 [[nodiscard]] bool assign(const HyperParameter& value, Field& field) {
   if constexpr (std::is_same_v<Field, bool>) {
     if (const auto* known = std::get_if<bool>(&value)) return field = *known, true;
-  } else if constexpr (std::is_integral_v<Field>) {
+  } else if constexpr (std::is_integral_v<Field> || std::is_enum_v<Field>) {
+    // std::in_range takes neither bool nor char.
     const auto* whole = std::get_if<std::int64_t>(&value);
-    if (whole != nullptr && std::in_range<Field>(*whole)) return field = static_cast<Field>(*whole), true;
-  } else if constexpr (std::is_enum_v<Field>) {
-    std::underlying_type_t<Field> number{};
-    if (assign(value, number)) return field = static_cast<Field>(number), true;
+    if (whole == nullptr || (std::is_unsigned_v<NumberOf<Field>> && *whole < 0)) return false;
+    const auto number = static_cast<NumberOf<Field>>(*whole);
+    if (static_cast<std::int64_t>(number) == *whole) return field = static_cast<Field>(number), true;
   } else if (!std::holds_alternative<bool>(value)) {
     const double number = std::visit([](auto v) { return static_cast<double>(v); }, value);
     const double most = static_cast<double>((std::numeric_limits<Field>::max)());
