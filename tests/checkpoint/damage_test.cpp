@@ -152,10 +152,9 @@ TEST_CASE("A failure that is no damage offers no older generation", "[checkpoint
   const int bad = GENERATE(0, 1, 2);
   const int kind = GENERATE(0, 1, 2);
   CAPTURE(bad, kind);
-  Files disk(small_checkpoints(2));
+  Files disk(small_checkpoints(2, checkpoint_table()));
   const auto seen = on_ranks(world, [&](HostThreads comm) {
-    CheckpointEngine<CheckpointAdam> engine(small_table(), checkpoint_config<CheckpointAdam>(),
-                                            std::move(comm));
+    CheckpointEngine<CheckpointAdam> engine(std::move(comm));
     engine.train(1);
     const bool here = engine.optimizer.rank() == bad;
     WatchedFiles files(disk);

@@ -4,10 +4,14 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <support/small_checkpoint.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 using namespace test;
 
@@ -63,4 +67,52 @@ TEST_CASE("A load whose copies to the device fail on one rank breaks every rank'
     CHECK(told.find("the optimizer is broken") != std::string::npos);
     CHECK(later == told);
   }
+}
+
+TEST_CASE("Paths may begin with any character", "[checkpoint][host]") {
+  const std::filesystem::path directory = GENERATE("!runs/a", "+runs", "-", "!");
+  CAPTURE(directory);
+  DurableFiles files;
+  const auto seen = on_ranks(2, [&](HostThreads comm) {
+    CheckpointEngine<CheckpointAdam> engine(std::move(comm));
+    engine.train(2);
+    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    return ckpt::load(engine.optimizer, directory, {.files = &files}, {}).iteration;
+  });
+  for (const std::int64_t iteration : seen) CHECK(iteration == 2);
+}
+
+TEST_CASE("A caller's mistake on any rank is told as such on every rank by save and load",
+          "[checkpoint][host]") {
+  const int bad = GENERATE(0, 2);
+  CAPTURE(bad);
+  DurableFiles files;
+  const auto seen = on_ranks(3, [&](HostThreads comm) {
+    CheckpointEngine<CheckpointAdam> engine(std::move(comm));
+    const bool here = engine.optimizer.rank() == bad;
+    ckpt::SaveOptions saving{.files = &files};
+    std::vector<std::string> told;
+    const auto save = [&] {
+      told.push_back(message_of<std::invalid_argument>(
+          [&] { ckpt::save(engine.optimizer, small_directory, saving, {}); }));
+    };
+    if (here) saving.keep = -1;
+    save();
+    saving = {.files = here ? nullptr : &files};
+    save();
+    const ckpt::LoadOptions loading{.files = here ? nullptr : &files};
+    told.push_back(message_of<std::invalid_argument>(
+        [&] { ckpt::load(engine.optimizer, small_directory, loading, {}); }));
+    return told;
+  });
+  const std::string named[] = {"SaveOptions.keep", "SaveOptions.files", "LoadOptions.files"};
+  for (const auto& told : seen) {
+    CAPTURE(told);
+    REQUIRE(told.size() == 3);
+    for (std::size_t k = 0; k < 3; ++k) {
+      CHECK(told[k].find(named[k]) != std::string::npos);
+      CHECK(told[k].find("rank " + std::to_string(bad) + ": ") != std::string::npos);
+    }
+  }
+  CHECK(files.operations().empty());
 }

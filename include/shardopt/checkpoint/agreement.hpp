@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <exception>
+#include <set>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +53,52 @@ template <class Optimizer, class Body>
 void collectively(Optimizer& optimizer, const std::string& what, const Body& body) {
   const std::string failures = told_failures(optimizer.exchange(failure_of(body)));
   if (!failures.empty()) throw CheckpointError("shardopt: " + what + ": " + failures);
+}
+
+/// Collective: checks on every rank what its caller gave, before anything is done. Where that is refused on
+/// any, every rank gets the same error.
+/// @throws std::invalid_argument or std::logic_error if every refusal is one; CheckpointError
+template <class Optimizer, class Check>
+void collectively_check(Optimizer& optimizer, const std::string& what, const Check& check) {
+  std::string kind = "other";
+  const std::string failure = failure_of([&] {
+    try {
+      check();
+    } catch (const std::invalid_argument&) {
+      kind = "argument";
+      throw;
+    } catch (const std::logic_error&) {
+      kind = "logic";
+      throw;
+    }
+  });
+  std::vector<std::string> told = optimizer.exchange(failure.empty() ? "" : kind + ":" + failure);
+  std::set<std::string> kinds;
+  for (std::string& text : told) {
+    const std::size_t end = text.find(':');
+    if (end == std::string::npos) continue;
+    kinds.insert(text.substr(0, end));
+    text.erase(0, end + 1);
+  }
+  if (kinds.empty()) return;
+  const std::string text = "shardopt: " + what + ": " + told_failures(told);
+  if (kinds.contains("other")) throw CheckpointError(text);
+  if (kinds.contains("logic")) throw std::logic_error(text);
+  throw std::invalid_argument(text);
+}
+
+/// Collective: what rank 0 makes, on every rank. @throws CheckpointError on every rank if that fails
+template <class Optimizer, class Make>
+[[nodiscard]] std::string from_rank_0(Optimizer& optimizer, const std::string& what, const Make& make) {
+  std::string mine;
+  if (optimizer.rank() == 0) {
+    // Whether it is a failure is said first: what is made may be any text.
+    const std::string failure = failure_of([&] { mine = "+" + make(); });
+    if (!failure.empty()) mine = "-" + failure;
+  }
+  const std::string told = optimizer.exchange(mine)[0];
+  if (told.starts_with("-")) throw CheckpointError("shardopt: " + what + ": rank 0: " + told.substr(1));
+  return told.substr(1);
 }
 
 }  // namespace shardopt::inline v0::checkpoint::detail

@@ -311,6 +311,8 @@ template <class Optimizer>
 /// @param path  a generation's folder, a merged file, or a folder of generations: then the newest. Rank 0's
 /// counts
 /// @param stream  the last step was made on
+/// @throws std::invalid_argument on every rank for options that are not legal, on whichever
+/// @throws std::logic_error on every rank in the middle of a step
 /// @throws CheckpointError on every rank: listing what differs between the two, what failed on which rank, or
 /// which option is not the same on all;
 /// nothing was changed. Where `path` is a folder of generations and the newest is damaged, also naming the
@@ -323,14 +325,13 @@ template <Checkpointable Optimizer>
 LoadReport load(Optimizer& optimizer, const std::filesystem::path& path, const LoadOptions& options,
                 typename Optimizer::Stream stream) {
   const std::string what = "a checkpoint was not loaded";
-  detail::collectively(optimizer, what, [&] { optimizer.require_between_steps("checkpoint::load"); });
-  detail::require_equal_on_ranks(optimizer, what, detail::facts_of(options));
-  std::string chosen;
-  const std::string failure = detail::failure_of([&] {
-    if (optimizer.rank() == 0) chosen = newest(path, *options.files).string();
+  detail::collectively_check(optimizer, what, [&] {
+    optimizer.require_between_steps("checkpoint::load");
+    options.validate();
   });
-  chosen = optimizer.exchange(failure.empty() ? chosen : "!" + failure)[0];
-  if (chosen.starts_with("!")) throw CheckpointError(chosen.substr(1));
+  detail::require_equal_on_ranks(optimizer, what, detail::facts_of(options));
+  const std::filesystem::path chosen =
+      detail::from_rank_0(optimizer, what, [&] { return newest(path, *options.files).string(); });
   detail::Loading<Optimizer> loading(optimizer, options, stream);
   try {
     detail::collectively(optimizer, what, [&] { loading.open(chosen); });

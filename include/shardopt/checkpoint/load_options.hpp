@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -23,6 +23,11 @@ struct LoadOptions {
   /// says what. Of another rule's checkpoint that is the parameters. Else every difference is an error.
   bool lenient = false;
   const FileSystem* files = &PosixFiles::instance();  ///< not null
+
+  /// @throws std::invalid_argument naming the field and what is legal
+  void validate() const {
+    if (files == nullptr) throw std::invalid_argument("shardopt: LoadOptions.files must not be null");
+  }
 };
 
 /// What was loaded.

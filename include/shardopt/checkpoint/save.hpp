@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,16 +72,20 @@ struct Save {
 }
 
 /// Collective: what every rank must know before it writes. Nothing is written unless all ranks agree.
-/// @throws CheckpointError, std::invalid_argument, std::logic_error
+/// @throws as save() does
 template <Checkpointable Optimizer>
 [[nodiscard]] Save begin_save(Optimizer& optimizer, const std::filesystem::path& directory,
                               const SaveOptions& options, typename Optimizer::Stream stream) {
   Save save{.files = options.files, .options = options, .manifest = {}, .pieces = {}, .place = {}};
   save.rank = optimizer.rank();
   save.place.directory = directory;
-  collectively(optimizer, "a checkpoint in " + in_quotes(directory.string()) + " was not begun", [&] {
+  const std::string what = "a checkpoint in " + in_quotes(directory.string()) + " was not begun";
+  collectively_check(optimizer, what, [&] {
     optimizer.require_between_steps("checkpoint::save");
     options.validate();
+    if (options.files == nullptr) throw std::invalid_argument("shardopt: SaveOptions.files must not be null");
+  });
+  collectively(optimizer, what, [&] {
     save.manifest = describe(optimizer, stream);
     save.manifest.coordinates = options.coordinates;
     save.manifest.extras = options.extras;
@@ -89,14 +94,9 @@ template <Checkpointable Optimizer>
     static_cast<void>(text_of_json(Json(options.rank_extra), "a rank's extra text"));
   });
   require_equal_on_ranks(optimizer, save.failed(), facts_of(save.manifest, options));
-  std::string saving;
-  const std::string failure = failure_of([&] {
-    if (save.rank == 0) saving = begin_generation(*save.files, directory);
-  });
-  const std::string told = optimizer.exchange(failure.empty() ? saving : "!" + failure)[0];
-  if (told.starts_with("!"))
-    throw CheckpointError("shardopt: " + save.failed() + ": rank 0: " + told.substr(1));
-  save.place = place_of(directory, told, save.manifest);
+  const std::string saving =
+      from_rank_0(optimizer, save.failed(), [&] { return begin_generation(*save.files, directory); });
+  save.place = place_of(directory, saving, save.manifest);
   return save;
 }
 
@@ -112,6 +112,8 @@ template <Checkpointable Optimizer>
 /// Collective; waits. Takes 8 MiB of page-locked memory at the first save, beyond the MemoryPlan,
 /// which the optimizer keeps.
 /// @param stream  the last step was made on
+/// @throws std::invalid_argument on every rank for options that are not legal, on whichever
+/// @throws std::logic_error on every rank in the middle of a step
 /// @throws CheckpointError on every rank, naming the ranks that failed: disk full, no permission, ranks that
 /// disagree; complete generations stay as they were
 template <Checkpointable Optimizer>
