@@ -85,3 +85,36 @@ TEST_CASE("Ranks that load with different options all get an error that names it
     CHECK(unchanged == 1);
   }
 }
+
+TEST_CASE("Another pipeline stage's checkpoint is refused where the stage is given, and told where it is not",
+          "[checkpoint][host]") {
+  const std::vector<ckpt::Coordinate> stage{{"pp", 1, 2}, {"tp", 0, 4}};
+  DurableFiles files;
+  const auto seen = on_ranks(2, [&](HostThreads comm) {
+    AdamEngine engine(std::move(comm));
+    engine.train(1);
+    ckpt::save(engine.optimizer, directory, {.coordinates = stage, .files = &files}, {});
+    engine.train(1);
+    const Snapshot before = engine.own_snapshot();
+    ckpt::LoadOptions options{.coordinates = std::vector<ckpt::Coordinate>{{"pp", 0, 2}, {"tp", 0, 4}},
+                              .files = &files};
+    const std::string message =
+        message_of<so::CheckpointError>([&] { ckpt::load(engine.optimizer, directory, options, {}); });
+    const bool unchanged = engine.own_snapshot() == before;
+    options.lenient = true;
+    const auto notes = ckpt::load(engine.optimizer, directory, options, {}).notes;
+    const ckpt::LoadOptions right{.coordinates = stage, .files = &files};
+    const auto told = ckpt::load(engine.optimizer, directory, right, {}).coordinates;
+    const auto any = ckpt::load(engine.optimizer, directory, {.files = &files}, {}).coordinates;
+    return std::tuple(message, unchanged ? 1 : 0, notes, told == stage && any == stage ? 1 : 0);
+  });
+  const std::string difference =
+      "coordinates: pp 1 of 2, tp 0 of 4 in the checkpoint, pp 0 of 2, tp 0 of 4 here";
+  for (const auto& [message, unchanged, notes, told] : seen) {
+    CAPTURE(message);
+    CHECK(message.find(difference) != std::string::npos);
+    CHECK(unchanged == 1);
+    CHECK(any_holds(notes, difference));
+    CHECK(told == 1);
+  }
+}

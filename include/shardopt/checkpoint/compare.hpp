@@ -20,6 +20,8 @@ class Comparison {
   /// @param saved  the checkpoint's  @param here  what the optimizer would save
   Comparison(const Manifest& saved, const Manifest& here, const LoadOptions& options)
       : saved_(saved), here_(here), options_(options) {
+    if (options.coordinates && *options.coordinates != saved.coordinates)
+      differ("coordinates", text_of(saved.coordinates), text_of(*options.coordinates));
     if (!options.weights_only) compare_rule();
     if (!same_rule_)
       notes_.push_back("states, counters and hyper-parameters stay: the checkpoint's are another rule's");

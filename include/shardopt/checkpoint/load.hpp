@@ -127,6 +127,7 @@ class Loading {
     report_.iteration = m.iteration;
     report_.updates = m.updates;
     report_.world = m.world;
+    report_.coordinates = m.coordinates;
     report_.extras = m.extras;
     const auto notes = comparison_->notes();
     report_.notes.insert(report_.notes.begin(), notes.begin(), notes.end());
@@ -276,7 +277,8 @@ class Loading {
   const auto text = [](bool value) { return std::string(value ? "true" : "false"); };
   return {{"weights_only", text(options.weights_only)},
           {"keep_hyper_parameters", text(options.keep_hyper_parameters)},
-          {"lenient", text(options.lenient)}};
+          {"lenient", text(options.lenient)},
+          {"coordinates", options.coordinates ? text_of(*options.coordinates) : "any"}};
 }
 
 /// Collective: throws the error again, with the newest generation that is whole, if that is another one than

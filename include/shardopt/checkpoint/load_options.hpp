@@ -2,11 +2,13 @@
 #pragma once
 
 #include <shardopt/checkpoint/file_system.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/posix_files.hpp>
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -22,6 +24,9 @@ struct LoadOptions {
   /// Loads what both sides have under the same name and shape, and leaves the rest as it stands; the report
   /// says what. Of another rule's checkpoint that is the parameters. Else every difference is an error.
   bool lenient = false;
+  /// Where this data-parallel group stands in other dimensions: what the checkpoint's
+  /// SaveOptions::coordinates must be. Nothing: whatever they are, and the report says.
+  std::optional<std::vector<Coordinate>> coordinates = std::nullopt;
   const FileSystem* files = &PosixFiles::instance();  ///< not null
 
   /// @throws std::invalid_argument naming the field and what is legal
@@ -35,7 +40,8 @@ struct LoadReport {
   std::filesystem::path generation;                ///< its folder, or the merged file
   std::int64_t iteration = 0;                      ///< steps taken when it was saved
   std::int64_t updates = 0;                        ///< of them applied
-  std::int64_t world = 1;                          ///< ranks that saved it
+  std::int64_t world = 1;                          ///< ranks that saved it; of a merged file 1
+  std::vector<Coordinate> coordinates = {};        ///< SaveOptions::coordinates
   std::map<std::string, std::string> extras = {};  ///< SaveOptions::extras
   /// SaveOptions::rank_extra of this rank, where the world is of the same size; else empty, and a note says
   /// so. The others' stand in the manifest.

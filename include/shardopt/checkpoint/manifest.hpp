@@ -31,6 +31,16 @@ struct Coordinate {
   friend bool operator==(const Coordinate&, const Coordinate&) = default;
 };
 
+/// As people read it: "pp 0 of 2, tp 1 of 4".
+[[nodiscard]] inline std::string text_of(const std::vector<Coordinate>& coordinates) {
+  std::string text;
+  for (const Coordinate& c : coordinates) {
+    text.append(text.empty() ? "" : ", ").append(c.name).append(" ").append(std::to_string(c.index));
+    text.append(" of ").append(std::to_string(c.count));
+  }
+  return text.empty() ? "none" : text;
+}
+
 /// A hyper-parameter as it was.
 using HyperParameter = std::variant<bool, std::int64_t, double>;
 
