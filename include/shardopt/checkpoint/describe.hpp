@@ -23,10 +23,6 @@
 
 namespace shardopt::inline v0::checkpoint::detail {
 
-/// The rule of an optimizer.
-template <class Optimizer>
-using RuleOf = std::remove_cvref_t<decltype(std::declval<const Optimizer&>().config().groups.front().rule)>;
-
 /// The integer type of an integer's or enumerator's values.
 template <class Field>
 using NumberOf = typename std::conditional_t<std::is_enum_v<Field>, std::underlying_type<Field>,

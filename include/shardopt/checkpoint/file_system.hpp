@@ -10,7 +10,7 @@
 
 namespace shardopt::inline v0::checkpoint {
 
-/// A new file. Closed when destroyed; durable only after sync().
+/// A new file. Closed when destroyed; durable only after sync(). One object is used by one thread at a time.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
@@ -20,7 +20,7 @@ class WritableFile {
   virtual void sync() = 0;
 };
 
-/// A file that exists.
+/// A file that exists. One object is used by one thread at a time.
 class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
@@ -32,6 +32,9 @@ class ReadableFile {
 
 /// What checkpoints need of a file system. A virtual interface, not a template: a call costs a system call,
 /// and tests put faults and models of durability behind it.
+///
+/// Calls come from several threads at once: two read a large file at load, and a save in the background has a
+/// thread of its own. An AsyncSaver's file system must outlive its last save.
 class FileSystem {
  public:
   /// An entry of a directory.
