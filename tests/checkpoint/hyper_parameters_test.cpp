@@ -12,6 +12,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 using namespace test;
@@ -127,6 +128,20 @@ TEST_CASE("Hyper-parameters that a field cannot hold are refused by name", "[che
   CHECK(message("bound", 1e300).find("'default': bound cannot be 1e+300") != std::string::npos);
   CHECK(message("lr", true).find("'default': lr cannot be true") != std::string::npos);
   CHECK(message("lr", std::int64_t{2}) == "");
+}
+
+TEST_CASE("A hyper-parameter that is NaN on both sides is no difference", "[checkpoint][host]") {
+  using Optimizer = ThreadsOptimizer<ManyFields>;
+  DurableFiles files;
+  const auto notes = on_ranks(1, [&](HostThreads comm) {
+    Optimizer::Config config{.groups = {{"default", {.unknown = std::numeric_limits<double>::quiet_NaN()}}}};
+    Engine<Optimizer> engine(table_of_sizes({300}), config, std::move(comm));
+    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    return ckpt::load(engine.optimizer, directory, {.files = &files}, {}).notes;
+  });
+  CHECK(notes.front().empty());
+  const ckpt::Checkpoint saved(ckpt::newest(directory, files), files);
+  CHECK(ckpt::diff(saved, saved).same());
 }
 
 TEST_CASE("A hyper-parameter that could not be read back is refused at save", "[checkpoint][host]") {

@@ -161,7 +161,7 @@ inline void write_part(FileSystem& files, const SavePlace& place, std::int64_t r
 
 /// On rank 0, when all parts are there: writes the manifest, and makes the generation complete by one rename.
 /// Everything in it is on stable storage before that, the rename itself when this returns.
-/// @throws CheckpointError; the generation is then complete or not there
+/// @throws CheckpointError; the generation is then not there, or complete, as the text says
 inline void commit(FileSystem& files, const SavePlace& place, Manifest manifest) {
   for (std::int64_t rank = 0; rank < manifest.world; ++rank)
     manifest.files.push_back(read_part(files, place, rank));
@@ -169,7 +169,11 @@ inline void commit(FileSystem& files, const SavePlace& place, Manifest manifest)
   write_text(files, place.saving / manifest_name, to_text(manifest), true);
   files.sync_directory(place.saving);
   files.rename(place.saving, place.complete);
-  files.sync_directory(place.directory);
+  const std::string failure = failure_of([&] { files.sync_directory(place.directory); });
+  if (!failure.empty()) {
+    throw CheckpointError(failure + "; " + in_quotes(place.complete.string()) +
+                          " is complete all the same, unless the power goes");
+  }
 }
 
 }  // namespace shardopt::inline v0::checkpoint::detail

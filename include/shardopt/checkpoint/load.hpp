@@ -235,7 +235,7 @@ class Loading {
   void note_changes(const Manifest::Group& here,
                     const std::vector<std::pair<std::string, HyperParameter>>& loaded) {
     for (std::size_t k = 0; k < loaded.size(); ++k) {
-      if (loaded[k] == here.hyper_parameters[k]) continue;
+      if (same_value(loaded[k].second, here.hyper_parameters[k].second)) continue;
       report_.notes.push_back("group " + in_quotes(here.name) + ": " + loaded[k].first + " is " +
                               text_of(loaded[k].second) + ", as when it was saved, not " +
                               text_of(here.hyper_parameters[k].second));
@@ -313,6 +313,7 @@ template <class Optimizer>
 /// @param path  a generation's folder, a merged file, or a folder of generations: then the newest. Rank 0's
 /// counts
 /// @param stream  the last step was made on
+/// @pre no other stream still reads the parameters
 /// @throws std::invalid_argument on every rank for options that are not legal, on whichever
 /// @throws std::logic_error on every rank in the middle of a step
 /// @throws CheckpointError on every rank: listing what differs between the two, what failed on which rank, or

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <shardopt/core/error.hpp>
+#include <shardopt/core/math.hpp>
 #include <shardopt/core/range.hpp>
 #include <shardopt/core/shape.hpp>
 
 #include <array>
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -31,7 +33,7 @@ struct Coordinate {
   friend bool operator==(const Coordinate&, const Coordinate&) = default;
 };
 
-/// As people read it: "pp 0 of 2, tp 1 of 4".
+/// For people: "pp 0 of 2, tp 1 of 4".
 [[nodiscard]] inline std::string text_of(const std::vector<Coordinate>& coordinates) {
   std::string text;
   for (const Coordinate& c : coordinates) {
@@ -41,7 +43,7 @@ struct Coordinate {
   return text.empty() ? "none" : text;
 }
 
-/// A hyper-parameter as it was.
+/// A hyper-parameter: a flag, an integer or enumerator, or any other number.
 using HyperParameter = std::variant<bool, std::int64_t, double>;
 
 namespace detail {
@@ -54,7 +56,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// As people read it.
+/// For people: "true", "7", "0.001".
 [[nodiscard]] inline std::string text_of(const HyperParameter& value) {
   return std::visit(
       [](auto v) {
@@ -63,6 +65,15 @@ namespace detail {
         return detail::text_of_number(static_cast<double>(v));
       },
       value);
+}
+
+/// Whether two are the same to whoever reads them: one NaN is like another.
+[[nodiscard]] inline bool same_value(const HyperParameter& a, const HyperParameter& b) {
+  const auto is_nan = [](const HyperParameter& value) {
+    const auto* number = std::get_if<double>(&value);
+    return number != nullptr && math::is_nan(*number);
+  };
+  return (is_nan(a) && is_nan(b)) || a == b;
 }
 
 /// What a checkpoint holds beside the numbers themselves: all that is needed to read it. Text form:
@@ -75,6 +86,7 @@ struct Manifest {
     std::string group;
     bool frozen = false;        ///< has no state
     std::string alias_of = {};  ///< the parameter that it is a second name of, or empty
+
     /// Number of elements.
     [[nodiscard]] std::int64_t numel() const { return shape.numel(); }
     /// "trainable", "frozen", or "an alias of 'x'".

@@ -78,7 +78,8 @@ class ManifestDifferences {
     if (a_.loss_scale.has_value() != b_.loss_scale.has_value()) {
       meaning_.push_back(std::string("a loss scale is in ") + (a_.loss_scale ? "A" : "B") + " only");
     } else if (a_.loss_scale) {
-      compare(meaning_, "loss scale", a_.loss_scale->value, b_.loss_scale->value);
+      if (!same_value(a_.loss_scale->value, b_.loss_scale->value))
+        compare(meaning_, "loss scale", a_.loss_scale->value, b_.loss_scale->value);
       compare(meaning_, "loss scale, good steps", a_.loss_scale->good_steps, b_.loss_scale->good_steps);
       compare(meaning_, "loss scale, hysteresis", a_.loss_scale->hysteresis, b_.loss_scale->hysteresis);
     }
@@ -97,7 +98,7 @@ class ManifestDifferences {
               group + "hyper-parameter", a.hyper_parameters, b.hyper_parameters,
               [](const auto& h) { return h.first; },
               [&](const auto& x, const auto& y) {
-                if (x.second != y.second)
+                if (!same_value(x.second, y.second))
                   meaning_.push_back(group + x.first + ": " + text_of(x.second) + " in A, " +
                                      text_of(y.second) + " in B");
               });

@@ -32,10 +32,11 @@ struct Save {
   SavePlace place;
   std::int64_t rank = 0;
 
-  /// "checkpoint of iteration 20 in 'runs/a' was not saved; those that were there stay"
+  /// "saving the checkpoint of iteration 20 in 'runs/a' failed (complete ones that were there stay)". It may
+  /// have failed behind the rename that completes the new one, too.
   [[nodiscard]] std::string failed() const {
-    return "the checkpoint of iteration " + std::to_string(manifest.iteration) + " in " +
-           in_quotes(place.directory.string()) + " was not saved (complete ones that were there stay)";
+    return "saving the checkpoint of iteration " + std::to_string(manifest.iteration) + " in " +
+           in_quotes(place.directory.string()) + " failed (complete ones that were there stay)";
   }
 
   [[nodiscard]] std::string file_name() const {
@@ -115,7 +116,8 @@ template <Checkpointable Optimizer>
 /// @throws std::invalid_argument on every rank for options that are not legal, on whichever
 /// @throws std::logic_error on every rank in the middle of a step
 /// @throws CheckpointError on every rank, naming the ranks that failed: disk full, no permission, ranks that
-/// disagree; complete generations stay as they were
+/// disagree; complete generations stay as they were. If all that failed is bringing the new one's name to
+/// stable storage, it is there, and the message says so
 template <Checkpointable Optimizer>
 SaveReport save(Optimizer& optimizer, const std::filesystem::path& directory, const SaveOptions& options,
                 typename Optimizer::Stream stream) {
