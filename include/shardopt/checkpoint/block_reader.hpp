@@ -4,7 +4,12 @@
 #include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/checksum.hpp>
+#include <shardopt/checkpoint/file_system.hpp>
+#include <shardopt/checkpoint/json.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/safetensors.hpp>
 #include <shardopt/checkpoint/shard_file.hpp>
+#include <shardopt/core/error.hpp>
 #include <shardopt/core/range.hpp>
 
 #include <algorithm>
@@ -54,14 +59,14 @@ class BlockReader {
   }
 
   /// Likewise, to `into + target_offset`, where all bytes are before they are verified. Of the blocks that
-  /// are to be read it takes each `lanes`-th one from the `lane`-th on: readers on several threads share a
-  /// file.
+  /// are to be read it takes each `readers`-th one from the `reader`-th on: readers on several threads share
+  /// a file.
   template <class Verify>
   void read_into(std::byte* into, const std::vector<Extract>& extracts, const Verify& verify,
-                 std::int64_t lane, std::int64_t lanes) {
+                 std::int64_t reader, std::int64_t readers) {
     std::int64_t turn = 0;
     for_each_block(extracts, verify, [&](std::int64_t block, Range bytes, auto first, auto last) {
-      if (turn++ % lanes != lane) return;
+      if (turn++ % readers != reader) return;
       if (first != last && first->offset <= bytes.begin && bytes.end <= first->offset + first->bytes) {
         std::byte* const to = into + first->target_offset + (bytes.begin - first->offset);
         load(block, bytes.begin, {to, static_cast<std::size_t>(bytes.size())});

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/file_system.hpp>
+#include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/posix_files.hpp>
+#include <shardopt/core/error.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -64,6 +68,20 @@ inline constexpr std::string_view removing_prefix = ".removing-";
   std::sort(found.begin(), found.end(),
             [](const Generation& a, const Generation& b) { return a.sequence < b.sequence; });
   return found;
+}
+
+/// What a path means: a generation's folder or a merged file as it stands; of a folder of generations the
+/// newest. @throws CheckpointError if there is no checkpoint
+[[nodiscard]] inline std::filesystem::path newest(const std::filesystem::path& path,
+                                                  const FileSystem& files = PosixFiles::instance()) {
+  if (path.extension() == ".safetensors" || files.exists(path / manifest_name)) return path;
+  const std::vector<Generation> found = generations(path, files);
+  if (!found.empty()) return found.back().path;
+  std::int64_t begun = 0;
+  for (const auto& entry : files.list(path))
+    begun += entry.name.string().starts_with(detail::saving_prefix) ? 1 : 0;
+  throw CheckpointError("shardopt: there is no complete checkpoint in " + detail::in_quotes(path.string()) +
+                        (begun > 0 ? " (" + std::to_string(begun) + " begun and never completed)" : ""));
 }
 
 }  // namespace shardopt::inline v0::checkpoint

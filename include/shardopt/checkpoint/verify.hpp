@@ -32,7 +32,7 @@ using Progress = std::function<void(std::int64_t done, std::int64_t total)>;
 namespace detail {
 
 /// Tensor files in a generation's folder that its manifest does not name.
-[[nodiscard]] inline std::vector<std::string> strangers(const Checkpoint& checkpoint) {
+[[nodiscard]] inline std::vector<std::string> unlisted_files(const Checkpoint& checkpoint) {
   std::vector<std::string> result;
   if (checkpoint.merged()) return result;
   std::set<std::string> known;
@@ -78,7 +78,7 @@ inline void verify_file(const Checkpoint& checkpoint, std::size_t file,
 [[nodiscard]] inline std::vector<std::string> verify(const Checkpoint& checkpoint,
                                                      const Progress& progress = {}) {
   std::vector<std::string> problems;
-  for (const std::string& name : detail::strangers(checkpoint))
+  for (const std::string& name : detail::unlisted_files(checkpoint))
     problems.push_back("shardopt: " + detail::in_quotes((checkpoint.path() / name).string()) +
                        " is not in the manifest: a file of another generation?");
   const std::int64_t total = total_bytes(checkpoint.manifest());
