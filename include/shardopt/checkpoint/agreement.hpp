@@ -57,13 +57,13 @@ void collectively(Optimizer& optimizer, const std::string& what, const Body& bod
 
 /// Collective: checks on every rank what its caller gave, before anything is done. Where that is refused on
 /// any, every rank gets the same error.
-/// @throws std::invalid_argument or std::logic_error if every refusal is one; CheckpointError
-template <class Optimizer, class Check>
-void collectively_check(Optimizer& optimizer, const std::string& what, const Check& check) {
+/// @throws std::invalid_argument or std::logic_error if every refusal is one, else CheckpointError
+template <class Optimizer, class Body>
+void collectively_check(Optimizer& optimizer, const std::string& what, const Body& body) {
   std::string kind = "other";
   const std::string failure = failure_of([&] {
     try {
-      check();
+      body();
     } catch (const std::invalid_argument&) {
       kind = "argument";
       throw;
