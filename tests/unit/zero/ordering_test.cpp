@@ -226,6 +226,8 @@ TEST_CASE("A capture cannot ask for a result, for counters, or change what is ou
        {"counters", [](auto& o) { static_cast<void>(o.counters(main_stream)); }},
        {"set_rule", [](auto& o) { o.set_rule("default", {}, main_stream); }},
        {"set_counters", [](auto& o) { o.set_counters({}, main_stream); }},
+       {"set_states", [](auto& o) { o.set_states({}, {}, main_stream); }},
+       {"synchronize", [](auto& o) { o.synchronize(main_stream); }},
        {"gather_state", [](auto& o) { static_cast<void>(o.gather_state(0, main_stream)); }},
        {"restore_parameters", [](auto& o) { o.restore_parameters(main_stream); }},
        {"refresh_masters", [](auto& o) { o.refresh_masters(main_stream); }},

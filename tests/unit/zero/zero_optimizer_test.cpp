@@ -8,8 +8,10 @@
 
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -354,6 +356,42 @@ TEST_CASE("A gradient scale that is a null pointer is refused", "[zero][law9][ho
   });
   for (const std::string& text : texts[0])
     CHECK(text.find("gradient_scale is a null pointer") != std::string::npos);
+}
+
+TEST_CASE("Runs of states take as many values as they have elements, between steps", "[zero][law9][host]") {
+  const auto seen = on_ranks(3, [](HostThreads comm) -> std::string {
+    Engine<ThreadsOptimizer<so::AdamW>> engine(table_of_sizes({700, 5, 1}), {}, std::move(comm));
+    auto& optimizer = engine.optimizer;
+    const auto runs = optimizer.states();
+    std::vector<float> values;
+    for (const auto& run : runs) {
+      for (std::int64_t i = 0; i < run.range.size(); ++i)
+        values.push_back(static_cast<float>(values.size()) + 1);
+    }
+    std::vector<float> more = values;
+    more.push_back(7);
+    const std::string told = message_of<std::invalid_argument>([&] { optimizer.set_states(runs, more, {}); });
+    if (told.find("the runs have " + std::to_string(values.size()) + " elements, not " +
+                  std::to_string(more.size())) == std::string::npos)
+      return "says: " + told;
+    for (const auto& run : runs) {
+      for (std::int64_t i = 0; i < run.range.size(); ++i) {
+        if (run.data[i] != 0) return "written when it was refused";
+      }
+    }
+    optimizer.set_states(runs, values, {});
+    std::size_t at = 0;
+    for (const auto& run : runs) {
+      for (std::int64_t i = 0; i < run.range.size(); ++i) {
+        if (run.data[i] != values[at++]) return "not written";
+      }
+    }
+    optimizer.reduce({}, {});
+    const std::string late = message_of<std::logic_error>([&] { optimizer.set_states(runs, values, {}); });
+    optimizer.discard({});
+    return late.find("in the middle of a step") == std::string::npos ? "says: " + late : "";
+  });
+  for (const std::string& unexpected : seen) CHECK(unexpected == "");
 }
 
 TEST_CASE("Zeroing and other hyper-parameters are refused in the middle of a step", "[zero][law9][host]") {
