@@ -5,7 +5,6 @@
 #include "format.hpp"
 
 #include <shardopt/checkpoint/generations.hpp>
-#include <shardopt/checkpoint/load.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/posix_files.hpp>
 

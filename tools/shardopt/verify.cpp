@@ -7,7 +7,6 @@
 #include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/generations.hpp>
-#include <shardopt/checkpoint/load.hpp>
 #include <shardopt/checkpoint/numeric_order.hpp>
 #include <shardopt/checkpoint/posix_files.hpp>
 #include <shardopt/checkpoint/verify.hpp>

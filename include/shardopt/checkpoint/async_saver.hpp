@@ -55,7 +55,7 @@ class AsyncSaver {
         job->take(optimizer, stream);
         job->start();
       });
-    } catch (const CheckpointError&) {
+    } catch (...) {
       job->save.clear_away();
       throw;
     }

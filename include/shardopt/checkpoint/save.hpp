@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,7 +83,6 @@ template <Checkpointable Optimizer>
   collectively_check(optimizer, what, [&] {
     optimizer.require_between_steps("checkpoint::save");
     options.validate();
-    if (options.files == nullptr) throw std::invalid_argument("shardopt: SaveOptions.files must not be null");
   });
   collectively(optimizer, what, [&] {
     save.manifest = describe(optimizer, stream);
@@ -134,7 +132,7 @@ SaveReport save(Optimizer& optimizer, const std::filesystem::path& directory, co
     detail::collectively(optimizer, save.failed(), [&] {
       if (save.rank == 0) detail::commit(*save.files, save.place, save.manifest);
     });
-  } catch (const CheckpointError&) {
+  } catch (...) {
     save.clear_away();
     throw;
   }

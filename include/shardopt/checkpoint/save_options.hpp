@@ -41,6 +41,7 @@ struct SaveOptions {
       throw std::invalid_argument("shardopt: SaveOptions.keep must be at least 0 (0: all are kept)");
     if (timeout <= std::chrono::milliseconds::zero())
       throw std::invalid_argument("shardopt: SaveOptions.timeout must be at least 1 ms");
+    if (files == nullptr) throw std::invalid_argument("shardopt: SaveOptions.files must not be null");
     for (const Coordinate& c : coordinates) {
       const bool plain = !c.name.empty() && std::all_of(c.name.begin(), c.name.end(), [](char letter) {
         return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
@@ -49,8 +50,7 @@ struct SaveOptions {
       if (!plain || c.name == "dp" || c.count < 1 || c.index < 0 || c.index >= c.count) {
         throw std::invalid_argument(
             "shardopt: SaveOptions.coordinates: a name of letters and digits other than dp, and an index "
-            "below "
-            "its count are needed");
+            "below its count are needed");
       }
     }
   }
