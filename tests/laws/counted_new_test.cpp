@@ -45,7 +45,9 @@ void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   test::allocations().plain_bytes += static_cast<std::int64_t>(bytes);
   return std::malloc(bytes > 0 ? bytes : 1);
 }
-void* operator new[](std::size_t bytes, const std::nothrow_t& tag) noexcept { return ::operator new(bytes, tag); }
+void* operator new[](std::size_t bytes, const std::nothrow_t& tag) noexcept {
+  return ::operator new(bytes, tag);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

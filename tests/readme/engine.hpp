@@ -34,7 +34,8 @@ struct Model {
   std::vector<Tensor> tensors;
   __nv_bfloat16* parameters;
   float* gradients;
-  void forward_and_backward(int micro_batch, cudaStream_t stream, const std::function<void(std::uint32_t)>& tensor_done);
+  void forward_and_backward(int micro_batch, cudaStream_t stream,
+                            const std::function<void(std::uint32_t)>& tensor_done);
 };
 float schedule(int step);
 #endif
@@ -58,11 +59,13 @@ void backward(Stream, int micro_batch, const std::function<void(so::ParameterId)
 }  // namespace engine
 
 /// What statements in the documentation see.
-#define STATEMENTS(name)                                                                                              \
-  void name([[maybe_unused]] std::vector<Tensor>& tensors, [[maybe_unused]] so::ParameterTable& table,                \
-            [[maybe_unused]] engine::Optimizer& optimizer, [[maybe_unused]] engine::Optimizer::Config& config,        \
-            [[maybe_unused]] so::Threads<so::Host>& comm, [[maybe_unused]] std::vector<engine::Layer>& layers,        \
-            [[maybe_unused]] float* parameters, [[maybe_unused]] float* gradients, [[maybe_unused]] float* exp_avg,   \
-            [[maybe_unused]] float* exp_avg_sq, [[maybe_unused]] so::StepOptions& options,                            \
-            [[maybe_unused]] engine::Stream stream, [[maybe_unused]] so::ParameterId weight, [[maybe_unused]] int rank, \
-            [[maybe_unused]] int world, [[maybe_unused]] int micro_batches)
+#define STATEMENTS(name)                                                                               \
+  void name([[maybe_unused]] std::vector<Tensor>& tensors, [[maybe_unused]] so::ParameterTable& table, \
+            [[maybe_unused]] engine::Optimizer& optimizer,                                             \
+            [[maybe_unused]] engine::Optimizer::Config& config,                                        \
+            [[maybe_unused]] so::Threads<so::Host>& comm,                                              \
+            [[maybe_unused]] std::vector<engine::Layer>& layers, [[maybe_unused]] float* parameters,   \
+            [[maybe_unused]] float* gradients, [[maybe_unused]] float* exp_avg,                        \
+            [[maybe_unused]] float* exp_avg_sq, [[maybe_unused]] so::StepOptions& options,             \
+            [[maybe_unused]] engine::Stream stream, [[maybe_unused]] so::ParameterId weight,           \
+            [[maybe_unused]] int rank, [[maybe_unused]] int world, [[maybe_unused]] int micro_batches)
