@@ -30,18 +30,18 @@ using namespace std::chrono_literals;
 
 namespace {
 
-using Optimizer = ThreadsOptimizer<so::AdamW, so::Mixed<so::bf16, float, float>>;
+using BackgroundOptimizer = ThreadsOptimizer<so::AdamW, so::Mixed<so::bf16, float, float>>;
 
 /// An optimizer whose exchanges are watched.
-class Watched : public Optimizer {
+class WatchedOptimizer : public BackgroundOptimizer {
  public:
-  using Optimizer::Optimizer;
+  using BackgroundOptimizer::BackgroundOptimizer;
   std::function<void()> before_exchange = [] {};
   std::function<void()> after_exchange = [] {};
 
   [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) {
     before_exchange();
-    auto all = Optimizer::exchange(mine);
+    auto all = BackgroundOptimizer::exchange(mine);
     after_exchange();
     return all;
   }
@@ -94,14 +94,14 @@ class Gate : public QuickFiles {
   }
 };
 
-std::vector<float> all_states(Optimizer& optimizer) {
+std::vector<float> all_states(BackgroundOptimizer& optimizer) {
   std::vector<float> states;
   for (const auto& full : optimizer.gather_state(0, {}))
     states.insert(states.end(), full.values.begin(), full.values.end());
   return states;
 }
 
-void train(Engine<Optimizer>& engine, int steps) {
+void train(Engine<BackgroundOptimizer>& engine, int steps) {
   for (int step = 0; step < steps; ++step) {
     engine.set_gradients([&](std::int64_t i) { return static_cast<double>(i % 11) - 5 + step; });
     engine.step();
@@ -117,7 +117,7 @@ TEST_CASE("What is saved in the background is the state at the call, whatever tr
   Gate files;
   files.open_gate = false;
   const auto saved = on_ranks(world, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({700, 3, 256}), {}, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({700, 3, 256}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
     train(engine, 10);
     const auto then = all_states(engine.optimizer);
@@ -138,7 +138,7 @@ TEST_CASE("What is saved in the background is the state at the call, whatever tr
     CHECK_FALSE(again);
   }
   const auto loaded = on_ranks(2, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({700, 3, 256}), {}, std::move(comm), 0);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({700, 3, 256}), {}, std::move(comm), 0);
     const auto report = checkpoint::load(engine.optimizer, folder.path(), {.files = &files}, {});
     return std::pair(all_states(engine.optimizer),
                      std::vector<std::int64_t>{report.iteration, engine.optimizer.counters({}).iteration});
@@ -155,7 +155,7 @@ TEST_CASE(
   const ScratchFolder folder;
   Gate files;
   const auto told = on_ranks(4, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
     const checkpoint::SaveOptions options{.timeout = 60s, .files = &files};
     train(engine, 1);
@@ -196,7 +196,7 @@ TEST_CASE("Who waits in vain for a rank in the background says so when its timeo
   Gate files;
   files.silent_rank = 1;
   const auto told = on_ranks(3, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
     saver.save(engine.optimizer, folder.path(), {.timeout = 300ms, .files = &files}, {});
     return message_of<so::CheckpointError>([&] { static_cast<void>(saver.wait(engine.optimizer)); });
@@ -219,8 +219,8 @@ TEST_CASE("A rank that cannot start its thread fails the background save on ever
   REQUIRE(pthread_attr_getstacksize(&usual, &usual_bytes) == 0);
   std::atomic<int> arrived = 0;  // at exchanges, of the ranks but 1
   const auto told = on_ranks(world, [&](HostThreads comm) {
-    Engine<Watched> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
-    Watched& optimizer = engine.optimizer;
+    Engine<WatchedOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    WatchedOptimizer& optimizer = engine.optimizer;
     checkpoint::AsyncSaver saver;
     int exchanges = 0;
     if (optimizer.rank() != 1) optimizer.before_exchange = [&] { ++arrived; };
@@ -258,7 +258,7 @@ TEST_CASE("What a rank's own writing takes is no time that it has waited for oth
   Gate files;
   files.held = 0b11;
   const auto told = on_ranks(2, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
     saver.save(engine.optimizer, folder.path(), {.timeout = 1s, .files = &files}, {});
     if (engine.optimizer.rank() == 0) {
@@ -279,7 +279,7 @@ TEST_CASE("A generation that rank 0 completed is saved, also for a rank that did
   Gate files;
   files.held = 0b01;
   const auto reports = on_ranks(3, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
     const auto timeout = engine.optimizer.rank() == 1 ? 10ms : 60s;
     saver.save(engine.optimizer, folder.path(), {.timeout = timeout, .files = &files}, {});
@@ -306,7 +306,7 @@ TEST_CASE("A timeout is some time, and may be all time", "[checkpoint][host]") {
   const ScratchFolder folder;
   Gate files;
   const auto told = on_ranks(2, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
     std::vector<std::string> messages;
     for (const auto timeout : {0ms, -1ms}) {
@@ -338,7 +338,7 @@ TEST_CASE("What became of a background save is not lost where ranks cannot tell 
   Gate files;
   if (fails) files.failing_rank = 1;
   const auto told = on_ranks(2, [&](HostThreads comm) {
-    Engine<Watched> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Engine<WatchedOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
     saver.save(engine.optimizer, folder.path(), {.files = &files}, {});
     engine.optimizer.before_exchange = [] { throw std::runtime_error("a peer was lost"); };
@@ -365,7 +365,7 @@ TEST_CASE("A saver that goes in the middle of a save ends it first", "[checkpoin
   const ScratchFolder folder;
   Gate files;
   static_cast<void>(on_ranks(3, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::AsyncSaver saver;
     saver.save(engine.optimizer, folder.path(), {.files = &files}, {});
     return 0;
@@ -377,7 +377,7 @@ TEST_CASE("Saving and loading in the middle of a step is refused on every rank",
   const ScratchFolder folder;
   QuickFiles files;
   const auto told = on_ranks(3, [&](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
     checkpoint::save(engine.optimizer, folder.path(), {.files = &files}, {});
     engine.optimizer.gradient_ready(so::ParameterId{0}, {});
     checkpoint::AsyncSaver saver;
@@ -407,14 +407,14 @@ TEST_CASE("Hyper-parameters come back as saved, or stay as configured; changes a
   const ScratchFolder folder;
   QuickFiles files;
   const auto seen = on_ranks(2, [&](HostThreads comm) {
-    Optimizer::Config config{.groups = {{"default", {.lr = 0.5, .weight_decay = 0.25}}}};
+    BackgroundOptimizer::Config config{.groups = {{"default", {.lr = 0.5, .weight_decay = 0.25}}}};
     {
-      Engine<Optimizer> engine(table_of_sizes({700}), config, comm.borrow(), 1);
+      Engine<BackgroundOptimizer> engine(table_of_sizes({700}), config, comm.borrow(), 1);
       checkpoint::save(engine.optimizer, folder.path(),
                        {.extras = {{"schedule", "cosine at 7"}}, .files = &files}, {});
     }
     config.groups[0].rule.lr = 0.125;
-    Engine<Optimizer> engine(table_of_sizes({700}), config, std::move(comm), 1);
+    Engine<BackgroundOptimizer> engine(table_of_sizes({700}), config, std::move(comm), 1);
     const auto report = checkpoint::load(engine.optimizer, folder.path(),
                                          {.keep_hyper_parameters = keep, .files = &files}, {});
     return std::tuple(engine.optimizer.rule("default").lr, report.notes, report.extras.at("schedule"));

@@ -70,14 +70,14 @@ TEST_CASE("A load whose copies to the device fail on one rank breaks every rank'
 }
 
 TEST_CASE("Paths may begin with any character", "[checkpoint][host]") {
-  const std::filesystem::path directory = GENERATE("!runs/a", "+runs", "-", "!");
-  CAPTURE(directory);
+  const std::filesystem::path odd = GENERATE("!runs/a", "+runs", "-", "!");
+  CAPTURE(odd);
   DurableFiles files;
   const auto seen = on_ranks(2, [&](HostThreads comm) {
     CheckpointEngine<CheckpointAdam> engine(std::move(comm));
     engine.train(2);
-    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
-    return ckpt::load(engine.optimizer, directory, {.files = &files}, {}).iteration;
+    ckpt::save(engine.optimizer, odd, {.files = &files}, {});
+    return ckpt::load(engine.optimizer, odd, {.files = &files}, {}).iteration;
   });
   for (const std::int64_t iteration : seen) CHECK(iteration == 2);
 }

@@ -25,10 +25,7 @@ using namespace test;
 
 namespace {
 
-using AdamEngine = CheckpointEngine<CheckpointAdam>;
 using WatchedAdam = so::ZeroOptimizer<so::AdamW, so::FlatSharding, Watched<HostThreads>, so::FullPrecision>;
-
-const std::filesystem::path directory = "/runs/a";
 
 /// What one rank saw of a save of iteration 20 over one of iteration 10, and of the next one.
 struct Seen {
@@ -50,27 +47,27 @@ template <class Arrange>
     AdamEngine engine(std::move(comm));
     const int rank = engine.optimizer.rank();
     engine.train(10);
-    ckpt::save(engine.optimizer, directory, {.files = &disk}, {});
+    ckpt::save(engine.optimizer, run_directory, {.files = &disk}, {});
     std::vector<Snapshot> known = {engine.own_snapshot()};
     engine.train(10);
     known.push_back(engine.own_snapshot());
     WatchedFiles files(disk);
     arrange(rank, files);
     seen.message = message_of<so::CheckpointError>(
-        [&] { ckpt::save(engine.optimizer, directory, {.keep = keep, .files = &files}, {}); });
+        [&] { ckpt::save(engine.optimizer, run_directory, {.keep = keep, .files = &files}, {}); });
     seen.failed = files.failed();
     seen.calls = files.calls();
     seen.bytes = files.bytes_written();
     engine.train(1);
-    seen.loaded = ckpt::load(engine.optimizer, directory, {.files = &disk}, {}).iteration;
+    seen.loaded = ckpt::load(engine.optimizer, run_directory, {.files = &disk}, {}).iteration;
     for (const Snapshot& snapshot : known) seen.same = seen.same || engine.own_snapshot() == snapshot;
-    ckpt::save(engine.optimizer, directory, {.keep = keep, .files = &disk}, {});
+    ckpt::save(engine.optimizer, run_directory, {.keep = keep, .files = &disk}, {});
     static_cast<void>(engine.optimizer.exchange(""));
-    for (const auto& entry : disk.list(directory)) {
+    for (const auto& entry : disk.list(run_directory)) {
       const std::string name = entry.name.string();
       if (!name.starts_with("generation-")) seen.left += name + " ";
     }
-    for (const auto& generation : ckpt::generations(directory, disk)) {
+    for (const auto& generation : ckpt::generations(run_directory, disk)) {
       for (const auto& problem : ckpt::verify(ckpt::Checkpoint(generation.path, disk))) seen.left += problem;
       if (disk.list(generation.path).size() != static_cast<std::size_t>(world) + 1)
         seen.left += "more than shards and manifest in " + generation.path.string();
@@ -105,7 +102,7 @@ TEST_CASE("Whatever call of whatever rank fails in a save, every rank is told an
     const bool tidying =
         keep == 1 &&
         (failed.starts_with("list") || failed.find(".removing") != std::string::npos ||
-         failed.find("generation-1") != std::string::npos || failed == "fsync of " + directory.string());
+         failed.find("generation-1") != std::string::npos || failed == "fsync of " + run_directory.string());
     for (const Seen& seen : ranks) {
       if (!complete) {
         CHECK(seen.message.find("rank " + std::to_string(bad) + ": ") != std::string::npos);
@@ -162,7 +159,7 @@ TEST_CASE("No rank returns from a save before all shards and the manifest are th
       std::this_thread::sleep_for(std::chrono::seconds(1));
     };
     const auto start = std::chrono::steady_clock::now();
-    const auto report = ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    const auto report = ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
     if (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(900)) return "returned early";
     std::string text;
     for (const auto& entry : disk.list(report.generation)) text += entry.name.string() + " ";
@@ -184,7 +181,7 @@ TEST_CASE("One rank without space makes all ranks throw, and there is no manifes
     engine.train(1);
     WatchedFiles files(disk);
     if (engine.optimizer.rank() == 2) files.room = 100;
-    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
   });
   CHECK(all_same(messages));
   CHECK(messages[0].find("rank 2: ") != std::string::npos);
@@ -210,7 +207,7 @@ TEST_CASE("Ranks that save different iterations or texts all throw before anythi
     } else {
       options.extras["tag"] = rank == 2 ? "b" : "a";
     }
-    ckpt::save(engine.optimizer, directory, options, {});
+    ckpt::save(engine.optimizer, run_directory, options, {});
   });
   for (const std::string& message : messages) {
     CAPTURE(message);
@@ -235,7 +232,7 @@ TEST_CASE("Ranks that save different texts are told which one, however long they
     // The same characters one behind the other.
     if (how == 2 && !here) options.extras = {{"a", "b, c: d"}};
     if (how == 2 && here) options.extras = {{"a", "b"}, {"c", "d"}};
-    ckpt::save(engine.optimizer, directory, options, {});
+    ckpt::save(engine.optimizer, run_directory, options, {});
   });
   const std::string told[] = {"rank 0 has extra 'sampler' of 1048576 bytes",
                               "rank 0 has nothing more, rank 2 has extra 'z' 'more'",
@@ -256,7 +253,7 @@ TEST_CASE("Long texts that are the same on every rank do not cross the wire", "[
     const ckpt::SaveOptions options{.extras = {{"sampler", std::string(std::size_t{1} << 20, 'x')}},
                                     .files = &disk};
     const std::int64_t before = log->count("exchange");
-    ckpt::save(engine.optimizer, directory, options, {});
+    ckpt::save(engine.optimizer, run_directory, options, {});
     return log->count("exchange") - before;
   });
   for (const std::int64_t count : exchanges) CHECK(count < 20);
@@ -279,7 +276,7 @@ TEST_CASE("A rank that saves alone gets an error after the deadline of its commu
                         }
                         const auto start = std::chrono::steady_clock::now();
                         try {
-                          ckpt::save(engine.optimizer, directory, {.files = &disk}, {});
+                          ckpt::save(engine.optimizer, run_directory, {.files = &disk}, {});
                         } catch (const so::CollectiveError& error) {
                           messages[0] = error.what();
                           seconds =

@@ -55,8 +55,6 @@ struct ManyFields {
 };
 static_assert(so::OptimizerRule<ManyFields>);
 
-const std::filesystem::path directory = "/runs/a";
-
 /// Saves with one rule, lets `change` at the manifest, and loads into the rule's defaults.
 template <class Change>
 [[nodiscard]] ManyFields reloaded(const ManyFields& rule, const Change& change) {
@@ -67,15 +65,15 @@ template <class Change>
                     Optimizer::Config config{.groups = {{"default", rule}}};
                     {
                       Engine<Optimizer> engine(table_of_sizes({300}), config, comm.borrow());
-                      ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+                      ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
                     }
-                    const auto generation = ckpt::newest(directory, files);
+                    const auto generation = ckpt::newest(run_directory, files);
                     ckpt::Manifest manifest = ckpt::Checkpoint(generation, files).manifest();
                     for (auto& [name, value] : manifest.groups[0].hyper_parameters) change(name, value);
                     files.bytes(generation / ckpt::manifest_name) = ckpt::to_text(manifest);
                     config.groups[0].rule = ManyFields();
                     Engine<Optimizer> engine(table_of_sizes({300}), config, std::move(comm));
-                    ckpt::load(engine.optimizer, directory, {.files = &files}, {});
+                    ckpt::load(engine.optimizer, run_directory, {.files = &files}, {});
                     return engine.optimizer.rule("default");
                   })
       .front();
@@ -136,11 +134,11 @@ TEST_CASE("A hyper-parameter that is NaN on both sides is no difference", "[chec
   const auto notes = on_ranks(1, [&](HostThreads comm) {
     Optimizer::Config config{.groups = {{"default", {.unknown = std::numeric_limits<double>::quiet_NaN()}}}};
     Engine<Optimizer> engine(table_of_sizes({300}), config, std::move(comm));
-    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
-    return ckpt::load(engine.optimizer, directory, {.files = &files}, {}).notes;
+    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
+    return ckpt::load(engine.optimizer, run_directory, {.files = &files}, {}).notes;
   });
   CHECK(notes.front().empty());
-  const ckpt::Checkpoint saved(ckpt::newest(directory, files), files);
+  const ckpt::Checkpoint saved(ckpt::newest(run_directory, files), files);
   CHECK(ckpt::diff(saved, saved).same());
 }
 
@@ -155,10 +153,10 @@ TEST_CASE("A hyper-parameter that could not be read back is refused at save", "[
 
 TEST_CASE("A save beside a generation with the last number that there is says so", "[checkpoint][host]") {
   DurableFiles files;
-  files.make_directory(directory / "generation-9223372036854775807-iteration-1");
+  files.make_directory(run_directory / "generation-9223372036854775807-iteration-1");
   const auto messages = messages_of_ranks<so::CheckpointError>(2, [&](HostThreads comm) {
     CheckpointEngine<CheckpointAdam> engine(std::move(comm));
-    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
   });
   for (const std::string& message : messages) CHECK(message.find("the last number") != std::string::npos);
 }

@@ -26,8 +26,6 @@ using namespace test;
 
 namespace {
 
-using AdamEngine = CheckpointEngine<CheckpointAdam>;
-
 /// A process of the program `saver`.
 class Saver {
  public:

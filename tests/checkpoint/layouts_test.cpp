@@ -21,11 +21,7 @@
 
 using namespace test;
 
-namespace {
-
-const std::filesystem::path directory = "/runs/a";
-
-}  // namespace
+namespace {}  // namespace
 
 TEMPLATE_TEST_CASE("Saved pieces cover every element once, and their bytes do not depend on ranks or buckets",
                    "[checkpoint][host][B004]", so::FlatSharding, so::PerParameterSharding, so::Replicated) {
@@ -41,10 +37,10 @@ TEMPLATE_TEST_CASE("Saved pieces cover every element once, and their bytes do no
           typename Optimizer::Config config;
           config.sharding.bucket_bytes = bucket_grains * grain * 4;
           Engine<Optimizer> engine(table_of_sizes({numel}), config, std::move(comm));
-          ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+          ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
           return 0;
         }));
-        const ckpt::Checkpoint saved(ckpt::newest(directory, files), files);
+        const ckpt::Checkpoint saved(ckpt::newest(run_directory, files), files);
         std::vector<int> times(static_cast<std::size_t>(numel), 0);
         std::int64_t payload = 0;
         for (const auto& file : saved.manifest().files) {
@@ -101,12 +97,12 @@ TEST_CASE("Every bucket and group comes back from where it belongs", "[checkpoin
       engine.optimizer.set_state(entry.name, "exp_avg", m, {});
       engine.optimizer.set_state(entry.name, "exp_avg_sq", v, {});
     }
-    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
     return is_pattern(engine.optimizer.gather_state(0, {}));
   });
   const auto at_load = on_ranks(loaded_by, [&](HostThreads comm) {
     Engine<ThreadsOptimizer<so::Adam>> engine(table, config, std::move(comm));
-    ckpt::load(engine.optimizer, directory, {.files = &files}, {});
+    ckpt::load(engine.optimizer, run_directory, {.files = &files}, {});
     return is_pattern(engine.optimizer.gather_state(0, {}));
   });
   CHECK(at_save[0] == 2 * 18 * grain);

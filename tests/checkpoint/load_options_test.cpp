@@ -16,9 +16,7 @@ using namespace test;
 
 namespace {
 
-const std::filesystem::path directory = "/runs/a";
-
-using AdamEngine = CheckpointEngine<ThreadsOptimizer<so::Adam>>;
+using L2Engine = CheckpointEngine<ThreadsOptimizer<so::Adam>>;
 using AdamWEngine = CheckpointEngine<CheckpointAdam>;
 
 [[nodiscard]] bool any_holds(const std::vector<std::string>& texts, const std::string& part) {
@@ -34,9 +32,9 @@ TEST_CASE("A lenient load of another rule's checkpoint takes the parameters alon
   CAPTURE(world);
   DurableFiles files;
   const auto saved = on_ranks(2, [&](HostThreads comm) {
-    AdamEngine engine(std::move(comm));
+    L2Engine engine(std::move(comm));
     engine.train(5);
-    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
     return engine.values();
   });
   const auto loaded = on_ranks(world, [&](HostThreads comm) {
@@ -44,7 +42,7 @@ TEST_CASE("A lenient load of another rule's checkpoint takes the parameters alon
     const double lr = engine.optimizer.rule("plain").lr;
     const auto moments = [&] { return std::pair(engine.state("exp_avg"), engine.state("exp_avg_sq")); };
     const auto before = moments();
-    const auto report = ckpt::load(engine.optimizer, directory, {.lenient = true, .files = &files}, {});
+    const auto report = ckpt::load(engine.optimizer, run_directory, {.lenient = true, .files = &files}, {});
     const bool stay = moments() == before && engine.optimizer.counters({}).updates == 0 &&
                       engine.optimizer.rule("plain").lr == lr;
     return std::tuple(engine.values(), stay ? 1 : 0, report.notes);
@@ -64,9 +62,9 @@ TEST_CASE("Ranks that load with different options all get an error that names it
   CAPTURE(option, other);
   DurableFiles files;
   const auto seen = on_ranks(3, [&](HostThreads comm) {
-    AdamEngine engine(std::move(comm));
+    L2Engine engine(std::move(comm));
     engine.train(2);
-    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
     engine.train(1);
     const Snapshot before = engine.own_snapshot();
     const bool here = engine.optimizer.rank() == other;
@@ -75,7 +73,7 @@ TEST_CASE("Ranks that load with different options all get an error that names it
                                     .lenient = here && option == "lenient",
                                     .files = &files};
     const std::string message =
-        message_of<so::CheckpointError>([&] { ckpt::load(engine.optimizer, directory, options, {}); });
+        message_of<so::CheckpointError>([&] { ckpt::load(engine.optimizer, run_directory, options, {}); });
     return std::tuple(message, engine.own_snapshot() == before ? 1 : 0);
   });
   for (const auto& [message, unchanged] : seen) {
@@ -91,21 +89,21 @@ TEST_CASE("Another pipeline stage's checkpoint is refused where the stage is giv
   const std::vector<ckpt::Coordinate> stage{{"pp", 1, 2}, {"tp", 0, 4}};
   DurableFiles files;
   const auto seen = on_ranks(2, [&](HostThreads comm) {
-    AdamEngine engine(std::move(comm));
+    L2Engine engine(std::move(comm));
     engine.train(1);
-    ckpt::save(engine.optimizer, directory, {.coordinates = stage, .files = &files}, {});
+    ckpt::save(engine.optimizer, run_directory, {.coordinates = stage, .files = &files}, {});
     engine.train(1);
     const Snapshot before = engine.own_snapshot();
     ckpt::LoadOptions options{.coordinates = std::vector<ckpt::Coordinate>{{"pp", 0, 2}, {"tp", 0, 4}},
                               .files = &files};
     const std::string message =
-        message_of<so::CheckpointError>([&] { ckpt::load(engine.optimizer, directory, options, {}); });
+        message_of<so::CheckpointError>([&] { ckpt::load(engine.optimizer, run_directory, options, {}); });
     const bool unchanged = engine.own_snapshot() == before;
     options.lenient = true;
-    const auto notes = ckpt::load(engine.optimizer, directory, options, {}).notes;
+    const auto notes = ckpt::load(engine.optimizer, run_directory, options, {}).notes;
     const ckpt::LoadOptions right{.coordinates = stage, .files = &files};
-    const auto told = ckpt::load(engine.optimizer, directory, right, {}).coordinates;
-    const auto any = ckpt::load(engine.optimizer, directory, {.files = &files}, {}).coordinates;
+    const auto told = ckpt::load(engine.optimizer, run_directory, right, {}).coordinates;
+    const auto any = ckpt::load(engine.optimizer, run_directory, {.files = &files}, {}).coordinates;
     return std::tuple(message, unchanged ? 1 : 0, notes, told == stage && any == stage ? 1 : 0);
   });
   const std::string difference =

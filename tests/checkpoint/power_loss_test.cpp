@@ -18,10 +18,6 @@ using namespace test;
 
 namespace {
 
-using AdamEngine = CheckpointEngine<CheckpointAdam>;
-
-const std::filesystem::path directory = "/runs/a/checkpoints";
-
 /// A run that saves now and then, and what it did to the disk.
 struct Run {
   Disk start;
@@ -47,10 +43,10 @@ enum class How { at_once, in_the_background };
       const std::size_t begun = files.operations().size();
       if (how == How::in_the_background) {
         ckpt::AsyncSaver saver;
-        saver.save(engine.optimizer, directory, {.keep = keep, .files = &files}, {});
+        saver.save(engine.optimizer, run_directory, {.keep = keep, .files = &files}, {});
         static_cast<void>(saver.wait(engine.optimizer));
       } else {
-        ckpt::save(engine.optimizer, directory, {.keep = keep, .files = &files}, {});
+        ckpt::save(engine.optimizer, run_directory, {.keep = keep, .files = &files}, {});
       }
       static_cast<void>(engine.optimizer.exchange(""));
       if (engine.optimizer.rank() == 0)
@@ -66,7 +62,7 @@ enum class How { at_once, in_the_background };
 /// What is wrong with the generations that count as complete.
 [[nodiscard]] std::string damage_in(const DurableFiles& files) {
   std::string text;
-  for (const auto& generation : ckpt::generations(directory, files)) {
+  for (const auto& generation : ckpt::generations(run_directory, files)) {
     text += message_of([&] {
       for (const auto& problem : ckpt::verify(ckpt::Checkpoint(generation.path, files)))
         text += problem + " ";
@@ -82,7 +78,7 @@ enum class How { at_once, in_the_background };
 /// Names of a directory that are no complete generation's, and what is wrong in those.
 [[nodiscard]] std::string others_in(const DurableFiles& files) {
   std::string text;
-  for (const auto& entry : files.list(directory)) {
+  for (const auto& entry : files.list(run_directory)) {
     const std::string name = entry.name.string();
     if (!name.starts_with("generation-")) text += name + " ";
   }
@@ -100,7 +96,7 @@ enum class How { at_once, in_the_background };
     AdamEngine engine(std::move(comm));
     std::int64_t loaded = 0;
     const std::string failure = message_of(
-        [&] { loaded = ckpt::load(engine.optimizer, directory, {.files = &files}, {}).iteration; });
+        [&] { loaded = ckpt::load(engine.optimizer, run_directory, {.files = &files}, {}).iteration; });
     const bool none = failure.find("there is no complete checkpoint in") != std::string::npos;
     if (!failure.empty() && !(none && possible.contains(0))) return failure;
     if (!possible.contains(loaded)) return "iteration " + std::to_string(loaded) + " was loaded";
@@ -109,13 +105,13 @@ enum class How { at_once, in_the_background };
       return "what was loaded is not iteration " + std::to_string(loaded);
     engine.train(1);
     const std::string failed =
-        message_of([&] { ckpt::save(engine.optimizer, directory, {.keep = keep, .files = &files}, {}); });
+        message_of([&] { ckpt::save(engine.optimizer, run_directory, {.keep = keep, .files = &files}, {}); });
     if (!failed.empty()) return failed;
     static_cast<void>(engine.optimizer.exchange(""));
     if (engine.optimizer.rank() != 0) return {};
     const std::string rest = others_in(files);
     if (!rest.empty()) return "after the next save there are: " + rest;
-    const auto complete = ckpt::generations(directory, files);
+    const auto complete = ckpt::generations(run_directory, files);
     if (complete.back().iteration != loaded + 1) return "the next save is not the newest";
     if (keep > 0 && static_cast<std::int64_t>(complete.size()) > keep) return "too many are kept";
     return {};
@@ -125,7 +121,7 @@ enum class How { at_once, in_the_background };
   }
   const auto operations = files.operations();
   const DurableFiles again(after_power_loss(files.start(), operations, operations.size(), {}));
-  const auto complete = ckpt::generations(directory, again);
+  const auto complete = ckpt::generations(run_directory, again);
   if (complete.empty() || !ckpt::verify(ckpt::Checkpoint(complete.back().path, again)).empty() ||
       !possible.contains(complete.back().iteration - 1))
     return "the next save had returned, and was not on stable storage";
@@ -175,9 +171,10 @@ enum class How { at_once, in_the_background };
   for (const auto& save : run.saves) durable = save.returned <= count ? save.iteration : durable;
   static_cast<void>(on_ranks(1, [&](HostThreads comm) {
     AdamEngine engine(std::move(comm));
-    static_cast<void>(message_of([&] { ckpt::load(engine.optimizer, directory, {.files = &files}, {}); }));
+    static_cast<void>(
+        message_of([&] { ckpt::load(engine.optimizer, run_directory, {.files = &files}, {}); }));
     engine.train(1);
-    ckpt::save(engine.optimizer, directory, {.keep = keep, .files = &files}, {});
+    ckpt::save(engine.optimizer, run_directory, {.keep = keep, .files = &files}, {});
     return 0;
   }));
   const auto operations = files.operations();
@@ -185,7 +182,7 @@ enum class How { at_once, in_the_background };
     for (std::uint64_t seed = 0; seed < 4; ++seed) {
       const auto kind = seed == 0 ? Survival::Kind::nothing : Survival::Kind::some;
       const DurableFiles left(after_power_loss(run.start, operations, end, {kind, seed}));
-      const auto complete = ckpt::generations(directory, left);
+      const auto complete = ckpt::generations(run_directory, left);
       const std::string damage = damage_in(left);
       const std::int64_t newest = complete.empty() ? 0 : complete.back().iteration;
       if (damage.empty() && newest >= durable) continue;

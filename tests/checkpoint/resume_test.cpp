@@ -21,7 +21,7 @@ namespace checkpoint = so::checkpoint;
 namespace {
 
 using Adam = ThreadsOptimizer<so::Adam>;
-using AdamEngine = Engine<Adam>;
+using PlainEngine = Engine<Adam>;
 
 /// Adagrad as a user writes it: its accumulator may begin elsewhere than at 0.
 struct Adagrad {
@@ -60,7 +60,7 @@ TEST_CASE("The step after a resume goes on with the moments and the count",
   QuickFiles files;
   const Adam::Config config{.groups = {{"default", {.lr = start_lr}}}};
   const auto unbroken = on_ranks(world, [&](HostThreads comm) {
-    AdamEngine engine(table_of_sizes({600}), config, std::move(comm));
+    PlainEngine engine(table_of_sizes({600}), config, std::move(comm));
     for (int step = 0; step < 100; ++step) {
       engine.fill_gradients(1);
       engine.step({.gradient_scale = 1.0f / static_cast<float>(world)});
@@ -71,7 +71,7 @@ TEST_CASE("The step after a resume goes on with the moments and the count",
     return engine.values();
   });
   const auto resumed = on_ranks(world, [&](HostThreads comm) {
-    AdamEngine engine(table_of_sizes({600}), {.groups = {{"default", {.lr = 0.25}}}}, std::move(comm), 9);
+    PlainEngine engine(table_of_sizes({600}), {.groups = {{"default", {.lr = 0.25}}}}, std::move(comm), 9);
     if (when == 1) {
       engine.fill_gradients(3);
       engine.step();
@@ -204,7 +204,7 @@ TEST_CASE("Weights alone leave states, counters and hyper-parameters", "[checkpo
   const ScratchFolder folder;
   QuickFiles files;
   const auto seen = on_ranks(2, [&](HostThreads comm) {
-    AdamEngine engine(table_of_sizes({600}), {.groups = {{"default", {.lr = 0.5}}}}, std::move(comm), 2);
+    PlainEngine engine(table_of_sizes({600}), {.groups = {{"default", {.lr = 0.5}}}}, std::move(comm), 2);
     checkpoint::save(engine.optimizer, folder.path(), {.files = &files}, {});
     engine.optimizer.set_rule("default", {.lr = 0.125}, {});
     engine.fill_gradients(1);
@@ -326,7 +326,7 @@ const Adam::Config two_group_config{
 TEST_CASE("Any world loads what any world saved, and goes on like one that never changed",
           "[checkpoint][B087][B006][host]") {
   const std::vector<int> worlds{1, 2, 3, 4, 5, 8};
-  const auto steps = [](AdamEngine& engine) {
+  const auto steps = [](PlainEngine& engine) {
     for (int step = 0; step < 3; ++step) {
       engine.set_gradients([&](std::int64_t i) { return static_cast<double>((i * 7 + step) % 13 - 6) / 8; });
       // Powers of two and equal gradients on all ranks: their mean is exact at every world.
@@ -337,13 +337,13 @@ TEST_CASE("Any world loads what any world saved, and goes on like one that never
   const ScratchFolder folder;
   QuickFiles files;
   const auto never_changed = on_ranks(1, [&](HostThreads comm) {
-    AdamEngine engine(two_groups(), two_group_config, std::move(comm));
+    PlainEngine engine(two_groups(), two_group_config, std::move(comm));
     set_pattern(engine.optimizer);
     return steps(engine);
   });
   for (const int world : worlds) {
     static_cast<void>(on_ranks(world, [&](HostThreads comm) {
-      AdamEngine engine(two_groups(), two_group_config, std::move(comm));
+      PlainEngine engine(two_groups(), two_group_config, std::move(comm));
       set_pattern(engine.optimizer);
       checkpoint::save(
           engine.optimizer, folder / std::to_string(world),
@@ -353,7 +353,7 @@ TEST_CASE("Any world loads what any world saved, and goes on like one that never
     for (const int other : worlds) {
       CAPTURE(world, other);
       const auto loaded = on_ranks(other, [&](HostThreads comm) {
-        AdamEngine engine(two_groups(), two_group_config, std::move(comm));
+        PlainEngine engine(two_groups(), two_group_config, std::move(comm));
         const auto report =
             checkpoint::load(engine.optimizer, folder / std::to_string(world), {.files = &files}, {});
         std::vector<float> states;
@@ -399,7 +399,7 @@ TEST_CASE("States follow the names, not the places in the table", "[checkpoint][
   const ScratchFolder folder;
   QuickFiles files;
   static_cast<void>(on_ranks(2, [&](HostThreads comm) {
-    AdamEngine engine(table({"a", "b", "c", "d"}), two_group_config, std::move(comm));
+    PlainEngine engine(table({"a", "b", "c", "d"}), two_group_config, std::move(comm));
     float value = 1;
     for (const char* name : {"a", "b", "c", "d"})
       engine.optimizer.set_state(name, "exp_avg", std::vector<float>(6, value++), {});
@@ -410,7 +410,7 @@ TEST_CASE("States follow the names, not the places in the table", "[checkpoint][
        {std::vector<std::string>{"b", "a", "d", "c"}, {"c", "d", "a", "b"}, {"a", "c", "b", "d"}}) {
     CAPTURE(names);
     const auto moments = on_ranks(3, [&](HostThreads comm) {
-      AdamEngine engine(table(names), two_group_config, std::move(comm));
+      PlainEngine engine(table(names), two_group_config, std::move(comm));
       const auto report = checkpoint::load(engine.optimizer, folder.path(), {.files = &files}, {});
       std::vector<float> seen;
       for (const auto& full : engine.optimizer.gather_state(0, {})) {
@@ -431,7 +431,7 @@ TEST_CASE("What differs from the checkpoint is listed, and nothing is changed", 
   QuickFiles files;
   const std::vector<Packed> saved{{"a", {6}, "one"}, {"b", {2, 3}, "two"}, {"c", {5}, "two"}};
   static_cast<void>(on_ranks(2, [&](HostThreads comm) {
-    AdamEngine engine(packed_table(saved), two_group_config, std::move(comm), 3);
+    PlainEngine engine(packed_table(saved), two_group_config, std::move(comm), 3);
     checkpoint::save(engine.optimizer, folder.path(), {.files = &files}, {});
     return 0;
   }));
@@ -449,7 +449,7 @@ TEST_CASE("What differs from the checkpoint is listed, and nothing is changed", 
        {"parameter 'c': trainable in the checkpoint, frozen here"}}};
   for (const Case& c : cases) {
     const auto told = on_ranks(2, [&](HostThreads comm) {
-      AdamEngine engine(packed_table(c.here), two_group_config, std::move(comm), 1);
+      PlainEngine engine(packed_table(c.here), two_group_config, std::move(comm), 1);
       const std::string message = message_of<so::CheckpointError>(
           [&] { checkpoint::load(engine.optimizer, folder.path(), {.files = &files}, {}); });
       const bool unchanged = engine.values() == std::vector<double>(engine.parameters.size(), 1.0) &&
@@ -476,7 +476,7 @@ TEST_CASE("Another rule's checkpoint is refused by name", "[checkpoint][host]") 
     Engine<ThreadsOptimizer<Adagrad>> engine(table_of_sizes({300}), {.groups = {{"default", Adagrad{}}}},
                                              comm.borrow());
     checkpoint::save(engine.optimizer, folder.path(), {.files = &files}, {});
-    AdamEngine other(table_of_sizes({300}), {}, std::move(comm));
+    PlainEngine other(table_of_sizes({300}), {}, std::move(comm));
     return message_of<so::CheckpointError>(
         [&] { checkpoint::load(other.optimizer, folder.path(), {.files = &files}, {}); });
   });

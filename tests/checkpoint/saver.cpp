@@ -17,7 +17,7 @@ using namespace test;
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
-  const std::filesystem::path directory = argv[1];
+  const std::filesystem::path folder = argv[1];
   const ckpt::SaveOptions options{.keep = std::atoi(argv[2])};
   const bool limited = argc > 3;
   if (limited) {
@@ -28,16 +28,16 @@ int main(int argc, char** argv) {
   }
   const auto told = messages_of_ranks<so::CheckpointError>(3, [&](HostThreads comm) {
     CheckpointEngine<CheckpointAdam> engine(std::move(comm));
-    if (!ckpt::generations(directory, ckpt::PosixFiles::instance()).empty())
-      ckpt::load(engine.optimizer, directory, {}, {});
+    if (!ckpt::generations(folder, ckpt::PosixFiles::instance()).empty())
+      ckpt::load(engine.optimizer, folder, {}, {});
     if (limited) {
       engine.train(10);
-      ckpt::save(engine.optimizer, directory, options, {});
+      ckpt::save(engine.optimizer, folder, options, {});
       return;
     }
     while (true) {
       engine.train(1);
-      const auto report = ckpt::save(engine.optimizer, directory, options, {});
+      const auto report = ckpt::save(engine.optimizer, folder, options, {});
       if (engine.optimizer.rank() != 0) continue;
       std::printf("%lld\n", static_cast<long long>(report.iteration));
       std::fflush(stdout);

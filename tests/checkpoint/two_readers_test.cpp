@@ -20,8 +20,6 @@ using namespace test;
 
 namespace {
 
-const std::filesystem::path directory = "/runs/large";
-
 using LargeEngine = CheckpointEngine<CheckpointAdam>;
 
 /// Three states of it take nine blocks in one file.
@@ -35,7 +33,7 @@ using LargeEngine = CheckpointEngine<CheckpointAdam>;
                   [&](HostThreads comm) {
                     LargeEngine engine = large_engine(std::move(comm));
                     engine.train(2);
-                    ckpt::save(engine.optimizer, directory, {.files = &files}, {});
+                    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
                     return engine.snapshot();
                   })
       .front();
@@ -56,7 +54,7 @@ TEST_CASE("A file that two threads read brings back every element, on any number
     watched.before = [&](const std::string& call, const std::filesystem::path& path) {
       if (call == "read" && path.extension() == ".safetensors") readers.insert(std::this_thread::get_id());
     };
-    ckpt::load(engine.optimizer, directory, {.files = &watched}, {});
+    ckpt::load(engine.optimizer, run_directory, {.files = &watched}, {});
     return std::pair(engine.snapshot(), readers.size());
   });
   CHECK(loaded.front().first == saved);
@@ -68,7 +66,8 @@ TEST_CASE("Damage in any block of a file that two threads read is seen, and noth
   const int world = GENERATE(1, 2);
   DurableFiles files;
   static_cast<void>(save_to(files));
-  const auto path = ckpt::generations(directory, files).back().path / ckpt::shard_name({{"pp", 0, 1}}, 0, 1);
+  const auto path =
+      ckpt::generations(run_directory, files).back().path / ckpt::shard_name({{"pp", 0, 1}}, 0, 1);
   std::string& bytes = files.bytes(path);
   REQUIRE(ckpt::blocks_in(static_cast<std::int64_t>(bytes.size())) == 9);
   for (std::size_t at = 1000; at < bytes.size(); at += static_cast<std::size_t>(ckpt::block_bytes)) {
@@ -78,7 +77,7 @@ TEST_CASE("Damage in any block of a file that two threads read is seen, and noth
       LargeEngine engine = large_engine(std::move(comm));
       const Snapshot before = engine.own_snapshot();
       const std::string message = message_of<so::CheckpointError>(
-          [&] { ckpt::load(engine.optimizer, directory, {.files = &files}, {}); });
+          [&] { ckpt::load(engine.optimizer, run_directory, {.files = &files}, {}); });
       return std::pair(message, engine.own_snapshot() == before);
     });
     bytes[at] = static_cast<char>(bytes[at] ^ 4);

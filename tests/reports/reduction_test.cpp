@@ -72,7 +72,7 @@ so::ParameterTable table_of(std::int64_t elements) {
 }
 
 template <class Precision>
-using Sgd = so::ZeroOptimizer<so::SGD, so::FlatSharding, so::Threads<so::Host>, Precision>;
+using SgdIn = so::ZeroOptimizer<so::SGD, so::FlatSharding, so::Threads<so::Host>, Precision>;
 
 /// Minus the parameter after one step of SGD from 0 at learning rate 1: the gradient as the update saw it.
 template <class Precision>
@@ -85,9 +85,9 @@ std::vector<float> gradient_seen(const std::vector<double>& by_rank, float scale
     const auto rank = static_cast<std::size_t>(comm.rank());
     std::vector<Param> parameters(2 * elements, so::from_float<Param>(0.0f));
     std::vector<Grad> gradients(2 * elements, so::from_float<Grad>(static_cast<float>(by_rank[rank])));
-    Sgd<Precision> optimizer(table_of(elements),
-                             {.groups = {{"default", {.lr = 1.0}}}, .sharding = {.bucket_bytes = 1024}},
-                             std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()}, {});
+    SgdIn<Precision> optimizer(table_of(elements),
+                               {.groups = {{"default", {.lr = 1.0}}}, .sharding = {.bucket_bytes = 1024}},
+                               std::move(comm), so::FlatBuffers{parameters.data(), gradients.data()}, {});
     const so::GradientScale given = scale_in_memory ? so::GradientScale(&scale) : so::GradientScale(scale);
     static_cast<void>(optimizer.step({.gradient_scale = given}, {}));
     optimizer.wait_parameters({});
@@ -222,8 +222,8 @@ TEST_CASE("Two optimizers on two communicators, stepped in different orders, are
   const auto texts = told_to_four([&](std::size_t rank) {
     std::vector<float> values(80, 0.0f);
     const auto buffers = [&](std::size_t at) { return so::FlatBuffers{&values[at], &values[at + 20]}; };
-    Sgd<so::FullPrecision> one(table_of(10), {}, std::move(first[rank]), buffers(0), {});
-    Sgd<so::FullPrecision> other(table_of(10), {}, std::move(second[rank]), buffers(40), {});
+    SgdIn<so::FullPrecision> one(table_of(10), {}, std::move(first[rank]), buffers(0), {});
+    SgdIn<so::FullPrecision> other(table_of(10), {}, std::move(second[rank]), buffers(40), {});
     auto& now = rank < 2 ? one : other;
     auto& then = rank < 2 ? other : one;
     static_cast<void>(now.step({}, {}));
@@ -246,10 +246,10 @@ TEST_CASE("Two optimizers on two communicators, stepped in one order, never wait
   const auto texts = told_to_four([&](std::size_t rank) {
     std::vector<float> values(80, 0.0f);
     const auto buffers = [&](std::size_t at) { return so::FlatBuffers{&values[at], &values[at + 20]}; };
-    Sgd<so::FullPrecision> one(table_of(10), {.groups = {{"default", {.lr = 1}}}}, std::move(first[rank]),
-                               buffers(0), {});
-    Sgd<so::FullPrecision> other(table_of(10), {.groups = {{"default", {.lr = 1}}}}, std::move(second[rank]),
-                                 buffers(40), {});
+    SgdIn<so::FullPrecision> one(table_of(10), {.groups = {{"default", {.lr = 1}}}}, std::move(first[rank]),
+                                 buffers(0), {});
+    SgdIn<so::FullPrecision> other(table_of(10), {.groups = {{"default", {.lr = 1}}}},
+                                   std::move(second[rank]), buffers(40), {});
     for (int round = 0; round < rounds; ++round) {
       values[39] = values[79] = 0.25f;
       static_cast<void>(one.step({}, {}));
@@ -269,7 +269,7 @@ TEST_CASE("Two optimizers over the same ranks, used in one order, never wait for
       [&](so::Threads<so::Host> comm) {
         std::vector<float> parameters(20, 0.0f);
         std::vector<float> gradients(20, 1.0f);
-        using Optimizer = Sgd<so::FullPrecision>;
+        using Optimizer = SgdIn<so::FullPrecision>;
         const so::FlatBuffers buffers{parameters.data(), gradients.data()};
         Optimizer one(table_of(10), {}, comm.borrow(), buffers, {});
         Optimizer other(table_of(10), {}, comm.borrow(), buffers, {});

@@ -91,6 +91,10 @@ class CheckpointEngine : public Engine<Optimizer> {
 };
 
 using CheckpointAdam = ThreadsOptimizer<so::AdamW>;
+using AdamEngine = CheckpointEngine<CheckpointAdam>;
+
+/// Where tests that own their whole file system save to.
+inline const std::filesystem::path run_directory = "/runs/a/checkpoints";
 
 /// What a run is like after each number of steps, 0 first. By one rank: sharded equals unsharded.
 [[nodiscard]] inline std::vector<Snapshot> plain_run(std::int64_t steps) {
