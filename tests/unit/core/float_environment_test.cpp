@@ -13,10 +13,10 @@ namespace {
 
 // Through memory, so that nothing is computed before the mode is set.
 volatile float tiny = std::numeric_limits<float>::denorm_min();
-volatile float one = 1.0f;
+volatile float numerator = 1.0f;
 volatile float three = 3.0f;
 
-float third() { return shardopt::math::div(one, three); }
+float third() { return shardopt::math::div(numerator, three); }
 float twice_tiny() { return shardopt::math::add(tiny, tiny); }
 
 }  // namespace
@@ -54,7 +54,7 @@ TEST_CASE("Under the guard no exception traps", "[core][math][host]") {
   float nan = 0.0f;
   {
     const shardopt::FloatEnvironment environment;
-    nan = shardopt::math::sqrt(-one);
+    nan = shardopt::math::sqrt(-numerator);
   }
   _mm_setcsr(before);
   REQUIRE(shardopt::math::is_nan(nan));

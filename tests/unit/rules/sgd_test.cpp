@@ -22,7 +22,7 @@ using Catch::Matchers::WithinAbs;
 namespace {
 
 /// PyTorch's SGD in double.
-struct Reference {
+struct SgdReference {
   so::SGD rule;
   double p;
   double buffer = 0.0;
@@ -58,7 +58,7 @@ TEST_CASE("SGD follows its definition in double precision", "[rules][host]") {
                      .maximize = maximize};
   constexpr std::size_t count = 67;
   drive::Elements<so::SGD> elements(drive::parameters(count));
-  std::vector<Reference> references;
+  std::vector<SgdReference> references;
   for (const float p : elements.parameters) references.push_back({rule, static_cast<double>(p)});
   double largest = 1.0;
   for (std::uint64_t t = 1; t <= 30; ++t) {
