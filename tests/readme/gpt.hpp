@@ -12,26 +12,24 @@
 #include <string>
 #include <vector>
 
-/// A tensor of all layers, one after another, or of none.
-struct Stacked {
+struct Named {
   std::string name;
+  std::vector<std::int64_t> shape;
   std::size_t offset;
-  std::size_t size;  ///< of one layer
-  bool per_layer;
   std::string group;
 };
 
 struct Gpt {
-  int layers;
-  std::vector<Stacked> tensors;
+  /// In the order of the forward pass: embeddings; each layer's tensors, out of the stacks; the last norm.
+  std::vector<std::vector<Named>> parts;
   __nv_bfloat16* params;
   __nv_bfloat16* grads;
   float* m;
   float* v;
   float* master;
   float* mean_loss;  ///< device memory
-  void forward(int layer, cudaStream_t stream);
-  void backward(int layer, cudaStream_t stream);
+  void forward(std::size_t part, cudaStream_t stream);
+  void backward(std::size_t part, cudaStream_t stream);  ///< of part 0 last: then the tied embedding is done
   float schedule(int step) const;
   bool is_outlier(double norm, double loss) const;
 };

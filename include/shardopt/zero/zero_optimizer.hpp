@@ -49,7 +49,7 @@ namespace shardopt::inline v0 {
 ///
 /// Works on the engine's buffers, streams and communicator. Construction, `gradient_ready`, `step`, `reduce`,
 /// `apply`, `discard` are collective: every rank makes the same calls in the same order (`gradient_ready` in
-/// any order within a step). On CUDA none but construction waits for the device.
+/// any order within a step). On CUDA of these only construction waits for the device.
 ///
 /// One host thread at a time; different objects are independent. Neither copied nor moved: tickets and
 /// captured graphs know its place. After a failure in the middle of a call the optimizer is *broken*: each
