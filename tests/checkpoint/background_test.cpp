@@ -108,6 +108,27 @@ void train(Engine<BackgroundOptimizer>& engine, int steps) {
   }
 }
 
+/// A rank that saves in the background.
+struct Background {
+  Background(HostThreads comm, const ScratchFolder& to, Gate& gate)
+      : engine(table_of_sizes({2000}), {}, std::move(comm), 1), folder(to), files(gate) {}
+
+  [[nodiscard]] int rank() const { return engine.optimizer.rank(); }
+  void save(std::chrono::milliseconds timeout = 60s) {
+    saver.save(engine.optimizer, folder.path(), {.timeout = timeout, .files = &files}, {});
+  }
+  /// @return why the save has failed, or nothing
+  [[nodiscard]] std::string wait() {
+    return message_of<so::CheckpointError>([&] { report = saver.wait(engine.optimizer); });
+  }
+
+  Engine<BackgroundOptimizer> engine;
+  const ScratchFolder& folder;
+  Gate& files;
+  checkpoint::AsyncSaver saver = {};
+  std::optional<checkpoint::SaveReport> report = {};
+};
+
 }  // namespace
 
 TEST_CASE("What is saved in the background is the state at the call, whatever training does meanwhile",
@@ -196,10 +217,9 @@ TEST_CASE("Who waits in vain for a rank in the background says so when its timeo
   Gate files;
   files.silent_rank = 1;
   const auto told = on_ranks(3, [&](HostThreads comm) {
-    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
-    checkpoint::AsyncSaver saver;
-    saver.save(engine.optimizer, folder.path(), {.timeout = 300ms, .files = &files}, {});
-    return message_of<so::CheckpointError>([&] { static_cast<void>(saver.wait(engine.optimizer)); });
+    Background rank(std::move(comm), folder, files);
+    rank.save(300ms);
+    return rank.wait();
   });
   for (const auto& message : told) {
     CAPTURE(message);
@@ -258,16 +278,15 @@ TEST_CASE("What a rank's own writing takes is no time that it has waited for oth
   Gate files;
   files.held = 0b11;
   const auto told = on_ranks(2, [&](HostThreads comm) {
-    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
-    checkpoint::AsyncSaver saver;
-    saver.save(engine.optimizer, folder.path(), {.timeout = 1s, .files = &files}, {});
-    if (engine.optimizer.rank() == 0) {
+    Background rank(std::move(comm), folder, files);
+    rank.save(1s);
+    if (rank.rank() == 0) {
       std::this_thread::sleep_for(1200ms);
       files.held = 0b10;
       std::this_thread::sleep_for(200ms);
       files.held = 0;
     }
-    return message_of<so::CheckpointError>([&] { static_cast<void>(saver.wait(engine.optimizer)); });
+    return rank.wait();
   });
   CHECK(told == std::vector<std::string>(2));
   CHECK(checkpoint::generations(folder.path(), files).size() == 1);
@@ -279,18 +298,14 @@ TEST_CASE("A generation that rank 0 completed is saved, also for a rank that did
   Gate files;
   files.held = 0b01;
   const auto reports = on_ranks(3, [&](HostThreads comm) {
-    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
-    checkpoint::AsyncSaver saver;
-    const auto timeout = engine.optimizer.rank() == 1 ? 10ms : 60s;
-    saver.save(engine.optimizer, folder.path(), {.timeout = timeout, .files = &files}, {});
-    if (engine.optimizer.rank() == 1) {
-      while (saver.busy()) std::this_thread::sleep_for(1ms);
+    Background rank(std::move(comm), folder, files);
+    rank.save(rank.rank() == 1 ? 10ms : 60s);
+    if (rank.rank() == 1) {
+      while (rank.saver.busy()) std::this_thread::sleep_for(1ms);
       files.held = 0;
     }
-    std::optional<checkpoint::SaveReport> report;
-    const std::string message =
-        message_of<so::CheckpointError>([&] { report = saver.wait(engine.optimizer); });
-    return std::pair(message, report);
+    const std::string message = rank.wait();
+    return std::pair(message, rank.report);
   });
   for (const auto& [message, report] : reports) {
     CHECK(message == "");
@@ -306,20 +321,15 @@ TEST_CASE("A timeout is some time, and may be all time", "[checkpoint][host]") {
   const ScratchFolder folder;
   Gate files;
   const auto told = on_ranks(2, [&](HostThreads comm) {
-    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
-    checkpoint::AsyncSaver saver;
+    Background rank(std::move(comm), folder, files);
     std::vector<std::string> messages;
-    for (const auto timeout : {0ms, -1ms}) {
-      messages.push_back(message_of<std::invalid_argument>(
-          [&] { saver.save(engine.optimizer, folder.path(), {.timeout = timeout, .files = &files}, {}); }));
-    }
-    if (engine.optimizer.rank() == 0) files.held = 0b10;
-    saver.save(engine.optimizer, folder.path(),
-               {.timeout = (std::chrono::milliseconds::max)(), .files = &files}, {});
+    for (const auto timeout : {0ms, -1ms})
+      messages.push_back(message_of<std::invalid_argument>([&] { rank.save(timeout); }));
+    if (rank.rank() == 0) files.held = 0b10;
+    rank.save((std::chrono::milliseconds::max)());
     std::this_thread::sleep_for(100ms);
     files.held = 0;
-    messages.push_back(
-        message_of<so::CheckpointError>([&] { static_cast<void>(saver.wait(engine.optimizer)); }));
+    messages.push_back(rank.wait());
     return messages;
   });
   for (const auto& messages : told) {
@@ -365,9 +375,7 @@ TEST_CASE("A saver that goes in the middle of a save ends it first", "[checkpoin
   const ScratchFolder folder;
   Gate files;
   static_cast<void>(on_ranks(3, [&](HostThreads comm) {
-    Engine<BackgroundOptimizer> engine(table_of_sizes({2000}), {}, std::move(comm), 1);
-    checkpoint::AsyncSaver saver;
-    saver.save(engine.optimizer, folder.path(), {.files = &files}, {});
+    Background(std::move(comm), folder, files).save();
     return 0;
   }));
   CHECK(checkpoint::generations(folder.path(), files).size() == 1);

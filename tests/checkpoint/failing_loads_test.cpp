@@ -74,7 +74,7 @@ TEST_CASE("Paths may begin with any character", "[checkpoint][host]") {
   CAPTURE(odd);
   DurableFiles files;
   const auto seen = on_ranks(2, [&](HostThreads comm) {
-    CheckpointEngine<CheckpointAdam> engine(std::move(comm));
+    AdamEngine engine(std::move(comm));
     engine.train(2);
     ckpt::save(engine.optimizer, odd, {.files = &files}, {});
     return ckpt::load(engine.optimizer, odd, {.files = &files}, {}).iteration;
@@ -88,7 +88,7 @@ TEST_CASE("A caller's mistake on any rank is told as such on every rank by save 
   CAPTURE(bad);
   DurableFiles files;
   const auto seen = on_ranks(3, [&](HostThreads comm) {
-    CheckpointEngine<CheckpointAdam> engine(std::move(comm));
+    AdamEngine engine(std::move(comm));
     const bool here = engine.optimizer.rank() == bad;
     ckpt::SaveOptions saving{.files = &files};
     std::vector<std::string> told;

@@ -46,8 +46,7 @@ template <class Arrange>
     Seen seen;
     AdamEngine engine(std::move(comm));
     const int rank = engine.optimizer.rank();
-    engine.train(10);
-    ckpt::save(engine.optimizer, run_directory, {.files = &disk}, {});
+    engine.train_and_save(10, disk);
     std::vector<Snapshot> known = {engine.own_snapshot()};
     engine.train(10);
     known.push_back(engine.own_snapshot());

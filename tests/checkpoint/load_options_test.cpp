@@ -17,7 +17,6 @@ using namespace test;
 namespace {
 
 using L2Engine = CheckpointEngine<ThreadsOptimizer<so::Adam>>;
-using AdamWEngine = CheckpointEngine<CheckpointAdam>;
 
 [[nodiscard]] bool any_holds(const std::vector<std::string>& texts, const std::string& part) {
   return std::any_of(texts.begin(), texts.end(),
@@ -33,12 +32,11 @@ TEST_CASE("A lenient load of another rule's checkpoint takes the parameters alon
   DurableFiles files;
   const auto saved = on_ranks(2, [&](HostThreads comm) {
     L2Engine engine(std::move(comm));
-    engine.train(5);
-    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
+    engine.train_and_save(5, files);
     return engine.values();
   });
   const auto loaded = on_ranks(world, [&](HostThreads comm) {
-    AdamWEngine engine(std::move(comm));
+    AdamEngine engine(std::move(comm));
     const double lr = engine.optimizer.rule("plain").lr;
     const auto moments = [&] { return std::pair(engine.state("exp_avg"), engine.state("exp_avg_sq")); };
     const auto before = moments();
@@ -63,8 +61,7 @@ TEST_CASE("Ranks that load with different options all get an error that names it
   DurableFiles files;
   const auto seen = on_ranks(3, [&](HostThreads comm) {
     L2Engine engine(std::move(comm));
-    engine.train(2);
-    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
+    engine.train_and_save(2, files);
     engine.train(1);
     const Snapshot before = engine.own_snapshot();
     const bool here = engine.optimizer.rank() == other;
@@ -90,8 +87,7 @@ TEST_CASE("Another pipeline stage's checkpoint is refused where the stage is giv
   DurableFiles files;
   const auto seen = on_ranks(2, [&](HostThreads comm) {
     L2Engine engine(std::move(comm));
-    engine.train(1);
-    ckpt::save(engine.optimizer, run_directory, {.coordinates = stage, .files = &files}, {});
+    engine.train_and_save(1, files, {.coordinates = stage});
     engine.train(1);
     const Snapshot before = engine.own_snapshot();
     ckpt::LoadOptions options{.coordinates = std::vector<ckpt::Coordinate>{{"pp", 0, 2}, {"tp", 0, 4}},

@@ -32,8 +32,7 @@ using LargeEngine = CheckpointEngine<CheckpointAdam>;
   return on_ranks(1,
                   [&](HostThreads comm) {
                     LargeEngine engine = large_engine(std::move(comm));
-                    engine.train(2);
-                    ckpt::save(engine.optimizer, run_directory, {.files = &files}, {});
+                    engine.train_and_save(2, files);
                     return engine.snapshot();
                   })
       .front();

@@ -16,6 +16,9 @@ namespace test {
 
 namespace ckpt = so::checkpoint;
 
+/// Where tests that own their whole file system save to.
+inline const std::filesystem::path run_directory = "/runs/a/checkpoints";
+
 /// Two groups with unequal hyper-parameters, awkward sizes, an empty, a frozen and a tied parameter.
 [[nodiscard]] inline so::ParameterTable checkpoint_table() {
   return packed_table({{"embedding", {37, 19}, "decay"},
@@ -67,6 +70,13 @@ class CheckpointEngine : public Engine<Optimizer> {
     }
   }
 
+  /// Some steps, then a checkpoint in run_directory. Collective.
+  void train_and_save(std::int64_t steps, ckpt::FileSystem& files, ckpt::SaveOptions options = {}) {
+    train(steps);
+    options.files = &files;
+    ckpt::save(this->optimizer, run_directory, options, {});
+  }
+
   /// Whole, on every rank 0; of this rank alone elsewhere. Collective.
   [[nodiscard]] Snapshot snapshot() {
     const auto counters = this->optimizer.counters({});
@@ -92,9 +102,6 @@ class CheckpointEngine : public Engine<Optimizer> {
 
 using CheckpointAdam = ThreadsOptimizer<so::AdamW>;
 using AdamEngine = CheckpointEngine<CheckpointAdam>;
-
-/// Where tests that own their whole file system save to.
-inline const std::filesystem::path run_directory = "/runs/a/checkpoints";
 
 /// What a run is like after each number of steps, 0 first. By one rank: sharded equals unsharded.
 [[nodiscard]] inline std::vector<Snapshot> plain_run(std::int64_t steps) {
