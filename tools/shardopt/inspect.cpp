@@ -69,8 +69,6 @@ void print_head(const checkpoint::Checkpoint& source) {
       (parameter.frozen ? frozen : trainable) += parameter.numel();
     }
   }
-  std::string states;
-  for (const std::string& state : m.states) states += (states.empty() ? "" : ", ") + state;
   line("checkpoint", printable(source.path().string()));
   line("kind", source.merged() ? "merged file"
                                : "generation " + std::to_string(m.sequence) + ", " + plural(m.world, "rank") +
@@ -78,18 +76,14 @@ void print_head(const checkpoint::Checkpoint& source) {
   line("iteration", with_commas(m.iteration) + " (" + with_commas(m.updates) + " updates)");
   line("rule", printable(m.rule) + ", version " + std::to_string(m.rule_version));
   line("types", "parameters " + m.parameter_type + ", gradients " + m.gradient_type + ", states fp32");
-  line("states", states);
+  line("states", listed(m.states));
   line("parameters", plural(static_cast<std::int64_t>(m.parameters.size()), "name") + ", " +
                          plural(trainable, "trainable element") +
                          (frozen > 0 ? ", " + plural(frozen, "frozen element") : "") +
                          (aliases > 0 ? ", " + with_commas(aliases) + " tied" : ""));
   line("size", bytes_text(checkpoint::total_bytes(m)));
   line("sharding", printable(m.sharding));
-  std::string coordinates;
-  for (const auto& c : m.coordinates)
-    coordinates += (coordinates.empty() ? "" : ", ") + c.name + " " + std::to_string(c.index) + " of " +
-                   std::to_string(c.count);
-  if (!coordinates.empty()) line("coordinates", coordinates);
+  if (!m.coordinates.empty()) line("coordinates", checkpoint::text_of(m.coordinates));
   if (m.loss_scale)
     line("loss scale", checkpoint::text_of(static_cast<double>(m.loss_scale->value)) + ", " +
                            with_commas(m.loss_scale->good_steps) + " good steps");
@@ -104,10 +98,10 @@ void print_groups(const Manifest& m) {
             [](const auto* a, const auto* b) { return checkpoint::numeric_less(a->name, b->name); });
   std::printf("\ngroups\n");
   for (const auto* group : groups) {
-    std::string text;
+    std::vector<std::string> texts;
     for (const auto& [name, value] : group->hyper_parameters)
-      text += (text.empty() ? "" : ", ") + name + " " + checkpoint::text_of(value);
-    std::printf("    %s: %s\n", printable(group->name).c_str(), escaped(text).c_str());
+      texts.push_back(name + " " + checkpoint::text_of(value));
+    std::printf("    %s: %s\n", printable(group->name).c_str(), escaped(listed(texts)).c_str());
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <shardopt/core/version.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -47,15 +48,14 @@ int wrong_usage(const CLI::App& program, const std::string& what) {
 
 /// Says better than the parser what is wrong with the first word, if anything.
 void require_command(const std::vector<tool::Command>& commands, int argc, char** argv) {
-  std::string names;
-  for (const tool::Command& command : commands) {
-    if (argc > 1 && command.app->get_name() == argv[1]) return;
-    names += (names.empty() ? "" : ", ") + command.app->get_name();
-  }
-  if (argc < 2) throw tool::UsageError("a command is needed: " + names);
+  std::vector<std::string> names;
+  for (const tool::Command& command : commands) names.push_back(command.app->get_name());
+  if (argc < 2) throw tool::UsageError("a command is needed: " + tool::listed(names));
+  if (std::find(names.begin(), names.end(), argv[1]) != names.end()) return;
   const std::string first = argv[1];
   if (!first.starts_with("-"))
-    throw tool::UsageError("there is no command " + tool::printable(first) + "; there are " + names);
+    throw tool::UsageError("there is no command " + tool::printable(first) + "; there are " +
+                           tool::listed(names));
 }
 
 int run(const std::vector<tool::Command>& commands) {
