@@ -13,7 +13,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,8 +22,7 @@ namespace test {
 
 namespace so = shardopt;
 
-/// One rank's way to a file system: counts its calls and bytes, and fails where it is told to. Two threads of
-/// a rank may read.
+/// One rank's way to a file system: counts its calls and bytes, and fails where it is told to.
 class WatchedFiles final : public so::checkpoint::FileSystem {
  public:
   explicit WatchedFiles(FileSystem& inner) : inner_(inner) {}
@@ -114,7 +112,8 @@ class WatchedFiles final : public so::checkpoint::FileSystem {
         : files_(files), inner_(std::move(inner)), path_(std::move(path)) {}
     [[nodiscard]] std::int64_t size() const override { return inner_->size(); }
     void read_at(std::int64_t offset, std::span<std::byte> bytes) const override {
-      files_.enter("read", path_, static_cast<std::int64_t>(bytes.size()));
+      files_.enter("read", path_);
+      files_.bytes_read_[path_.filename().string()] += static_cast<std::int64_t>(bytes.size());
       inner_->read_at(offset, bytes);
     }
 
@@ -124,10 +123,8 @@ class WatchedFiles final : public so::checkpoint::FileSystem {
     std::filesystem::path path_;
   };
 
-  void enter(const std::string& call, const std::filesystem::path& path, std::int64_t read = 0) const {
-    const std::lock_guard lock(mutex_);
+  void enter(const std::string& call, const std::filesystem::path& path) const {
     if (before) before(call, path);
-    if (read > 0) bytes_read_[path.filename().string()] += read;
     if (++calls_ == fail_at) fail(call, path);
   }
 
@@ -137,7 +134,6 @@ class WatchedFiles final : public so::checkpoint::FileSystem {
   }
 
   FileSystem& inner_;
-  mutable std::mutex mutex_;
   mutable std::int64_t calls_ = 0;
   mutable std::string failed_;
   mutable std::map<std::string, std::int64_t> bytes_read_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <shardopt/checkpoint/block_reader.hpp>
+#include <shardopt/checkpoint/block_file.hpp>
 #include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/core/range.hpp>
 
@@ -37,6 +37,7 @@ class WantedStates {
     }
     std::sort(extracts.begin(), extracts.end(),
               [](const Extract& a, const Extract& b) { return a.offset < b.offset; });
+    join_neighbours(extracts);
     return extracts;
   }
 
@@ -48,6 +49,21 @@ class WantedStates {
   };
   /// By where they end, which is also the order of where they begin.
   using Wanteds = std::multimap<std::int64_t, Wanted>;
+
+  /// Makes one of those that follow each other both in the file and at the target.
+  static void join_neighbours(std::vector<Extract>& extracts) {
+    if (extracts.empty()) return;
+    auto last = extracts.begin();
+    for (auto e = last + 1; e != extracts.end(); ++e) {
+      if (e->target == last->target && e->offset == last->offset + last->bytes &&
+          e->target_offset == last->target_offset + last->bytes) {
+        last->bytes += e->bytes;
+      } else {
+        *++last = *e;
+      }
+    }
+    extracts.erase(last + 1, extracts.end());
+  }
 
   static void append(const Wanteds& wanted, Range piece, std::int64_t offset,
                      std::vector<Extract>& extracts) {

@@ -33,8 +33,8 @@ class ReadableFile {
 /// What checkpoints need of a file system. A virtual interface, not a template: a call costs a system call,
 /// and tests put faults and models of durability behind it.
 ///
-/// Calls come from several threads at once: two read a large file at load, and a save in the background has a
-/// thread of its own. An AsyncSaver's file system must outlive its last save.
+/// Calls come from several threads at once: a save in the background has a thread of its own. An AsyncSaver's
+/// file system must outlive its last save.
 class FileSystem {
  public:
   /// An entry of a directory.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <shardopt/checkpoint/block_reader.hpp>
 #include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/checkpointable.hpp>
@@ -9,9 +8,10 @@
 #include <shardopt/checkpoint/compare.hpp>
 #include <shardopt/checkpoint/describe.hpp>
 #include <shardopt/checkpoint/extracts.hpp>
-#include <shardopt/checkpoint/huge_pages.hpp>
 #include <shardopt/checkpoint/load_options.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/memory_advice.hpp>
+#include <shardopt/checkpoint/staging_reader.hpp>
 #include <shardopt/checkpoint/verify.hpp>
 #include <shardopt/core/error.hpp>
 #include <shardopt/core/math.hpp>
@@ -21,7 +21,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <future>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -74,19 +73,9 @@ class Loading {
       const std::vector<bool> mine = share_of_unread(k, unread);
       const bool any = std::find(mine.begin(), mine.end(), true) != mine.end();
       if (extracts.empty() && !any && !is_mine(static_cast<std::int64_t>(k))) continue;
-      const auto read_share = [&](std::int64_t reader, std::int64_t readers) {
-        BlockReader blocks(*checkpoint_, k);
-        blocks.read_into(
-            into, extracts, [&](std::int64_t block) { return mine[static_cast<std::size_t>(block)]; }, reader,
-            readers);
-        return blocks.bytes_read();
-      };
-      // Copying, verifying and the pages of new memory take longer than many a disk.
-      const std::int64_t readers = manifest.files[k].bytes < 8 * block_bytes ? 1 : 2;
-      std::future<std::int64_t> other;
-      if (readers > 1) other = std::async(std::launch::async, read_share, 1, readers);
-      report_.bytes_read += read_share(0, readers);
-      if (readers > 1) report_.bytes_read += other.get();
+      StagingReader reader(*checkpoint_, k, into);
+      reader.read(extracts, [&](std::int64_t block) { return mine[static_cast<std::size_t>(block)]; });
+      report_.bytes_read += reader.bytes_read();
     }
   }
 

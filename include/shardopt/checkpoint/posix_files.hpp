@@ -105,7 +105,6 @@ class PosixReadableFile final : public ReadableFile {
     if (!S_ISREG(status.st_mode))
       throw CheckpointError("shardopt: " + in_quotes(path.string()) + " is not a regular file");
     size_ = status.st_size;
-    static_cast<void>(::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_SEQUENTIAL));
   }
 
   [[nodiscard]] std::int64_t size() const override { return size_; }
@@ -122,13 +121,9 @@ class PosixReadableFile final : public ReadableFile {
       offset += done;
       bytes = bytes.subspan(static_cast<std::size_t>(done));
     }
-    // The disk goes on while what was read is verified.
-    static_cast<void>(::posix_fadvise(descriptor_.get(), offset, read_ahead_bytes, POSIX_FADV_WILLNEED));
   }
 
  private:
-  static constexpr std::int64_t read_ahead_bytes = std::int64_t{16} << 20;
-
   Descriptor descriptor_;
   std::int64_t size_ = 0;
 };

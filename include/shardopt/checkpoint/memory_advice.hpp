@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +17,17 @@ inline void prefer_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] st
   const auto begin = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
   const auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / page * page;
   if (begin < end) static_cast<void>(::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
+#endif
+}
+
+/// Asks for the pages of memory now, so that who writes it first need not wait for them. Leaves the content
+/// as it is, also while another thread writes. A hint.
+inline void make_resident([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) noexcept {
+#ifdef MADV_POPULATE_WRITE
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(memory) + bytes;
+  static_cast<void>(::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE));
 #endif
 }
 
