@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,9 +28,16 @@ class ShardWriter {
 
   /// Writes what follows. @throws CheckpointError
   void append(std::span<const std::byte> bytes) {
-    checksums_.add(bytes);
+    std::future<void> summing;
+    if (bytes.size() < static_cast<std::size_t>(block_bytes)) {
+      checksums_.add(bytes);
+    } else {
+      // Beside the write, which is a copy to the system's memory. Where no thread can start, after it.
+      summing = std::async(std::launch::async | std::launch::deferred, [&] { checksums_.add(bytes); });
+    }
     file_->write_at(at_, bytes);
     at_ += static_cast<std::int64_t>(bytes.size());
+    if (summing.valid()) summing.get();
   }
 
   /// Returns when the file is on stable storage. @throws CheckpointError
