@@ -71,15 +71,26 @@ int measure(const std::filesystem::path& folder, std::int64_t parameters, int ro
   for (int round = 0; round < rounds; ++round) {
     std::filesystem::remove_all(checkpoints);
     std::filesystem::remove(plain);
-    const double dd_write = seconds([&] {
-      run("dd if=/dev/zero of='" + plain.string() + "' bs=1M count=" + blocks + " conv=fsync status=none");
-    });
-    const double save = seconds([&] { so::checkpoint::save(optimizer, checkpoints, {}, {}); });
-    forget(plain);
-    const double dd_read =
-        seconds([&] { run("dd if='" + plain.string() + "' of=/dev/null bs=1M status=none"); });
-    forget(checkpoints);
-    const double load = seconds([&] { so::checkpoint::load(optimizer, checkpoints, {}, {}); });
+    double dd_write = 0;
+    double save = 0;
+    double dd_read = 0;
+    double load = 0;
+    const auto plainly = [&] {
+      dd_write = seconds([&] {
+        run("dd if=/dev/zero of='" + plain.string() + "' bs=1M count=" + blocks + " conv=fsync status=none");
+      });
+      forget(plain);
+      dd_read = seconds([&] { run("dd if='" + plain.string() + "' of=/dev/null bs=1M status=none"); });
+    };
+    const auto as_checkpoint = [&] {
+      save = seconds([&] { so::checkpoint::save(optimizer, checkpoints, {}, {}); });
+      forget(checkpoints);
+      load = seconds([&] { so::checkpoint::load(optimizer, checkpoints, {}, {}); });
+    };
+    // Which comes first takes turns: disks are slower while they clean up after what was written before.
+    if (round % 2 == 0) plainly();
+    as_checkpoint();
+    if (round % 2 != 0) plainly();
     writes.push_back(dd_write / save);
     reads.push_back(dd_read / load);
     std::printf("round %d  %8.0f %6.0f  %.2f  %8.0f %6.0f  %.2f\n", round + 1, megabytes / dd_write,
