@@ -10,7 +10,6 @@
 #include <shardopt/checkpoint/extracts.hpp>
 #include <shardopt/checkpoint/load_options.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
-#include <shardopt/checkpoint/memory_advice.hpp>
 #include <shardopt/checkpoint/staging_reader.hpp>
 #include <shardopt/checkpoint/verify.hpp>
 #include <shardopt/core/error.hpp>
@@ -64,7 +63,6 @@ class Loading {
     // Not zeroed: every byte is read. What is not covered by a piece was refused when the manifest was read.
     staging_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(staging_elements_));
     auto* into = reinterpret_cast<std::byte*>(staging_.get());
-    prefer_huge_pages(into, static_cast<std::size_t>(staging_elements_) * sizeof(float));
     const Manifest& manifest = checkpoint_->manifest();
     require_no_unlisted_files();
     std::int64_t unread = 0;
