@@ -381,6 +381,60 @@ TEST_CASE("A saver that goes in the middle of a save ends it first", "[checkpoin
   CHECK(checkpoint::generations(folder.path(), files).size() == 1);
 }
 
+TEST_CASE("A save where another is still written in the background is refused, and harms neither",
+          "[checkpoint][host]") {
+  const ScratchFolder folder;
+  Gate files;
+  files.open_gate = false;
+  const auto told = on_ranks(3, [&](HostThreads comm) {
+    Background rank(std::move(comm), folder, files);
+    rank.save();
+    checkpoint::AsyncSaver other;
+    const auto refusal = [&](const auto& save) { return message_of<so::CheckpointError>(save); };
+    const std::string in_front =
+        refusal([&] { checkpoint::save(rank.engine.optimizer, folder.path(), {.files = &files}, {}); });
+    const std::string behind =
+        refusal([&] { other.save(rank.engine.optimizer, folder.path(), {.files = &files}, {}); });
+    files.open_gate = true;
+    const std::string failure = rank.wait();
+    checkpoint::save(rank.engine.optimizer, folder.path(), {.files = &files}, {});
+    return std::tuple(in_front, behind, failure);
+  });
+  for (const auto& [in_front, behind, failure] : told) {
+    CAPTURE(in_front, behind, failure);
+    CHECK(in_front.find("call AsyncSaver::wait() before") != std::string::npos);
+    CHECK(behind.find("call AsyncSaver::wait() before") != std::string::npos);
+    CHECK(failure.empty());
+  }
+  const auto found = checkpoint::generations(folder.path(), files);
+  REQUIRE(found.size() == 2);
+  for (const auto& generation : found)
+    CHECK(checkpoint::verify(checkpoint::Checkpoint(generation.path)).empty());
+}
+
+TEST_CASE("What another process is writing loses its name before any of it is removed",
+          "[checkpoint][host]") {
+  class Names : public QuickFiles {
+   public:
+    std::vector<std::string> removed;
+    void remove(const std::filesystem::path& path) override {
+      removed.push_back(path.filename().string());
+      QuickFiles::remove(path);
+    }
+  };
+  const ScratchFolder folder;
+  Names files;
+  std::filesystem::create_directory(folder / ".saving-1-0123456789abcdef");
+  static_cast<void>(on_ranks(1, [&](HostThreads comm) {
+    Engine<BackgroundOptimizer> engine(table_of_sizes({20}), {}, std::move(comm), 1);
+    checkpoint::save(engine.optimizer, folder.path(), {.files = &files}, {});
+    return 0;
+  }));
+  CHECK(std::find(files.removed.begin(), files.removed.end(), ".saving-1-0123456789abcdef") ==
+        files.removed.end());
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"generation-1-iteration-0"});
+}
+
 TEST_CASE("Saving and loading in the middle of a step is refused on every rank", "[checkpoint][B092][host]") {
   const ScratchFolder folder;
   QuickFiles files;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <shardopt/checkpoint/agreement.hpp>
+#include <shardopt/checkpoint/background_saves.hpp>
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/checkpointable.hpp>
 #include <shardopt/checkpoint/commit.hpp>
@@ -27,7 +28,8 @@
 namespace shardopt::inline v0::checkpoint {
 
 /// Saves in the background: the training loop is held only while this rank's states are copied to host
-/// memory; a thread writes them. One object a rank, one save at a time.
+/// memory; a thread writes them. One object a rank, one save at a time: until it is written, other saves into
+/// the same directory are refused, in the foreground or by another object.
 ///
 /// A save that has failed shows at the next call, on every rank. Takes host memory of the size of this rank's
 /// file until it is written, and 8 MiB of page-locked memory at the first save, which the optimizer keeps.
@@ -97,6 +99,8 @@ class AsyncSaver {
     explicit Job(detail::Save begun) : save(std::move(begun)) {
       report.generation = save.place.complete;
       report.iteration = save.manifest.iteration;
+      // Rank 0 makes the next save's folder, and completes this one.
+      if (save.rank == 0) unfinished.emplace(save.place.saving.filename().string());
     }
     ~Job() {
       proceed(Turn::end);
@@ -128,6 +132,7 @@ class AsyncSaver {
       thread = std::thread([this] {
         turn.wait(Turn::wait);
         if (turn == Turn::write) run();
+        unfinished.reset();
         ended = true;
       });
     }
@@ -179,6 +184,7 @@ class AsyncSaver {
     std::thread thread;
     std::atomic<Turn> turn = Turn::wait;
     std::atomic<bool> ended = false;
+    std::optional<detail::BackgroundSaves::Entry> unfinished;  ///< on rank 0: until the thread ends
   };
 
   /// Ends the job. @param failures  nothing where the generation is complete

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <shardopt/checkpoint/agreement.hpp>
+#include <shardopt/checkpoint/background_saves.hpp>
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/file_system.hpp>
 #include <shardopt/checkpoint/generations.hpp>
@@ -65,13 +66,23 @@ inline void write_note(FileSystem& files, const std::filesystem::path& path, std
   return hexadecimal((static_cast<std::uint64_t>(device()) << 32 | device()) ^ time);
 }
 
-/// Removes what saves and removals that were cut left behind.
+/// Removes what saves and removals that were cut left behind. A folder loses its name before any of it is
+/// removed: if another process completes it at this instant, one of the two renames fails, and a generation
+/// is whole all the same.
+/// @throws CheckpointError if a save of this process is still being written there
 inline void sweep(FileSystem& files, const std::filesystem::path& directory) {
   std::vector<std::filesystem::path> left;
   for (const auto& entry : files.list(directory)) {
     const std::string name = entry.name.string();
-    if (name.starts_with(saving_prefix) || name.starts_with(removing_prefix))
-      left.push_back(directory / entry.name);
+    if (BackgroundSaves::contain(name))
+      throw CheckpointError("shardopt: a save in the background still writes to " +
+                            in_quotes(directory.string()) +
+                            ": call AsyncSaver::wait() before the next save there");
+    if (name.starts_with(removing_prefix)) left.push_back(directory / entry.name);
+    if (!name.starts_with(saving_prefix)) continue;
+    left.push_back(directory / (std::string(removing_prefix) + name.substr(1)));
+    files.remove(left.back());
+    files.rename(directory / entry.name, left.back());
   }
   // They may have got these names an instant ago: see prune().
   if (!left.empty()) files.sync_directory(directory);
@@ -87,8 +98,19 @@ inline void make_durable_directory(FileSystem& files, const std::filesystem::pat
   for (const auto& holder : holders) files.sync_directory(holder);
 }
 
+/// @throws CheckpointError if a directory is a generation, or lies in one
+inline void require_no_generation(const FileSystem& files, const std::filesystem::path& directory) {
+  const auto holder = directory.has_parent_path() ? directory.parent_path() : std::filesystem::path(".");
+  for (const auto& path : {directory, holder}) {
+    if (files.exists(path / manifest_name))
+      throw CheckpointError("shardopt: " + in_quotes(path.string()) +
+                            " is a generation; a new one goes into a directory of generations");
+  }
+}
+
 /// On rank 0: chooses sequence and id, and makes the folder to write into. @return the folder's name
 [[nodiscard]] inline std::string begin_generation(FileSystem& files, const std::filesystem::path& directory) {
+  require_no_generation(files, directory);
   make_durable_directory(files, directory);
   sweep(files, directory);
   const auto found = generations(directory, files);
