@@ -283,6 +283,23 @@ TEST_CASE("A checkpoint without any element, and ranks without a share, save and
   CHECK(ckpt::verify(ckpt::Checkpoint(newest_of(files), files)).empty());
 }
 
+TEST_CASE("Manifests of coordinates that no file can be named by are refused", "[checkpoint][host]") {
+  Files files(small_checkpoints(2, checkpoint_table()));
+  const auto generation = newest_of(files);
+  const ckpt::Manifest whole = ckpt::Checkpoint(generation, files).manifest();
+  for (const std::vector<ckpt::Coordinate>& coordinates :
+       {std::vector<ckpt::Coordinate>{{"pp", 1, 1}}, std::vector<ckpt::Coordinate>{{"a/../../b", 0, 1}},
+        std::vector<ckpt::Coordinate>{{"pp", 0, 2}, {"pp", 1, 2}},
+        std::vector<ckpt::Coordinate>{{"dp", 0, 1}}}) {
+    ckpt::Manifest manifest = whole;
+    manifest.coordinates = coordinates;
+    files.bytes(generation / ckpt::manifest_name) = ckpt::to_text(manifest);
+    CHECK(message_of<so::CheckpointError>([&] {
+            static_cast<void>(ckpt::Checkpoint(generation, files));
+          }).find("has coordinates that no file can be named by") != std::string::npos);
+  }
+}
+
 TEST_CASE("Manifests that do not give every element to one file are refused, whatever their checksum",
           "[checkpoint][host][law8]") {
   Files files(small_checkpoints(3, checkpoint_table()));

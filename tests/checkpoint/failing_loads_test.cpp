@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads that fail on one rank behind the checks, or that ranks do not make together: every rank is told.
+#include <sys/stat.h>
+
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <support/scratch_files.hpp>
 #include <support/small_checkpoint.hpp>
 
 #include <cstddef>
@@ -80,6 +83,57 @@ TEST_CASE("Paths may begin with any character", "[checkpoint][host]") {
     return ckpt::load(engine.optimizer, odd, {.files = &files}, {}).iteration;
   });
   for (const std::int64_t iteration : seen) CHECK(iteration == 2);
+}
+
+TEST_CASE("Links to generations count, names of directories do not, and a pipe is no file",
+          "[checkpoint][host]") {
+  const ScratchFolder folder;
+  QuickFiles files;
+  const auto runs = folder / "runs.safetensors";
+  static_cast<void>(on_ranks(1, [&](HostThreads comm) {
+    AdamEngine engine(std::move(comm));
+    const auto load = [&](const std::filesystem::path& path) {
+      return ckpt::load(engine.optimizer, path, {.files = &files}, {}).iteration;
+    };
+    for (int step = 0; step < 2; ++step) {
+      engine.train(1);
+      ckpt::save(engine.optimizer, runs, {.files = &files}, {});
+    }
+    CHECK(load(runs) == 2);
+    std::filesystem::rename(runs / "generation-2-iteration-2", folder / "moved");
+    std::filesystem::create_directory_symlink(folder / "moved", runs / "generation-2-iteration-2");
+    CHECK(load(runs) == 2);
+    ckpt::save(engine.optimizer, runs, {.keep = 1, .files = &files}, {});
+    CHECK(names_in(runs) == std::vector<std::string>{"generation-3-iteration-2"});
+    CHECK(std::filesystem::exists(folder / "moved"));
+    ckpt::merge(ckpt::Checkpoint(ckpt::newest(runs)), folder / "m.safetensors");
+    std::filesystem::rename(folder / "m.safetensors", folder / "m.other");
+    CHECK(load(folder / "m.other") == 2);
+    return 0;
+  }));
+  const auto pipe = folder / "pipe.safetensors";
+  REQUIRE(::mkfifo(pipe.c_str(), 0666) == 0);
+  CHECK(message_of<so::CheckpointError>([&] {
+          static_cast<void>(ckpt::Checkpoint(pipe));
+        }).find("is not a regular file") != std::string::npos);
+}
+
+TEST_CASE("A save into a generation, or below one, is refused", "[checkpoint][host]") {
+  DurableFiles files;
+  const auto seen = on_ranks(2, [&](HostThreads comm) {
+    AdamEngine engine(std::move(comm));
+    engine.train_and_save(1, files);
+    const auto generation = ckpt::newest(run_directory, files);
+    std::vector<std::string> told;
+    for (const auto& path : {generation, generation / "sub"}) {
+      told.push_back(message_of<so::CheckpointError>(
+          [&] { ckpt::save(engine.optimizer, path, {.files = &files}, {}); }));
+    }
+    return told;
+  });
+  for (const auto& rank : seen) {
+    for (const std::string& message : rank) CHECK(message.find("is a generation") != std::string::npos);
+  }
 }
 
 TEST_CASE("A caller's mistake on any rank is told as such on every rank by save and load",

@@ -117,3 +117,20 @@ TEST_CASE("Damage in any block of a large file is seen, and nothing changes", "[
     }
   }
 }
+
+TEST_CASE("A verification names all blocks that are damaged, those in a row as one",
+          "[checkpoint][host][law8]") {
+  DurableFiles files;
+  static_cast<void>(save_to(files));
+  const auto path = shard_of(files);
+  for (const std::size_t block : {0, 2, 3, 8}) {
+    char& byte = files.bytes(path)[block * static_cast<std::size_t>(ckpt::block_bytes) + 9];
+    byte = static_cast<char>(byte ^ 16);
+  }
+  const auto problems = ckpt::verify(ckpt::Checkpoint(path.parent_path(), files));
+  const std::string end = std::to_string(files.bytes(path).size());
+  REQUIRE(problems.size() == 3);
+  CHECK(problems[0].find("bytes 0..1048576 ") != std::string::npos);
+  CHECK(problems[1].find("bytes 2097152..4194304 ") != std::string::npos);
+  CHECK(problems[2].find("bytes 8388608.." + end + " ") != std::string::npos);
+}

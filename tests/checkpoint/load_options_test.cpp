@@ -96,19 +96,19 @@ TEST_CASE("Another pipeline stage's checkpoint is refused where the stage is giv
         message_of<so::CheckpointError>([&] { ckpt::load(engine.optimizer, run_directory, options, {}); });
     const bool unchanged = engine.own_snapshot() == before;
     options.lenient = true;
-    const auto notes = ckpt::load(engine.optimizer, run_directory, options, {}).notes;
+    const std::string lenient =
+        message_of<so::CheckpointError>([&] { ckpt::load(engine.optimizer, run_directory, options, {}); });
     const ckpt::LoadOptions right{.coordinates = stage, .files = &files};
     const auto told = ckpt::load(engine.optimizer, run_directory, right, {}).coordinates;
     const auto any = ckpt::load(engine.optimizer, run_directory, {.files = &files}, {}).coordinates;
-    return std::tuple(message, unchanged ? 1 : 0, notes, told == stage && any == stage ? 1 : 0);
+    return std::tuple(message, unchanged ? 1 : 0, lenient, told == stage && any == stage ? 1 : 0);
   });
-  const std::string difference =
-      "coordinates: pp 1 of 2, tp 0 of 4 in the checkpoint, pp 0 of 2, tp 0 of 4 here";
-  for (const auto& [message, unchanged, notes, told] : seen) {
-    CAPTURE(message);
+  const std::string difference = "LoadOptions.coordinates: pp 1 of 2, tp 0 of 4, not pp 0 of 2, tp 0 of 4";
+  for (const auto& [message, unchanged, lenient, told] : seen) {
+    CAPTURE(message, lenient);
     CHECK(message.find(difference) != std::string::npos);
     CHECK(unchanged == 1);
-    CHECK(any_holds(notes, difference));
+    CHECK(lenient.find(difference) != std::string::npos);
     CHECK(told == 1);
   }
 }

@@ -6,6 +6,7 @@
 #include <support/scratch_files.hpp>
 #include <support/small_engine.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -466,6 +467,31 @@ TEST_CASE("What differs from the checkpoint is listed, and nothing is changed", 
       CHECK(first == 3);
       CHECK(notes >= c.told.size());
     }
+  }
+}
+
+TEST_CASE("A group that only the checkpoint has is a difference", "[checkpoint][host]") {
+  const ScratchFolder folder;
+  QuickFiles files;
+  const so::ParameterTable table = packed_table({{"a", {6}, "one"}});
+  static_cast<void>(on_ranks(2, [&](HostThreads comm) {
+    PlainEngine engine(table, two_group_config, std::move(comm), 3);
+    checkpoint::save(engine.optimizer, folder.path(), {.files = &files}, {});
+    return 0;
+  }));
+  const std::string difference = "group 'two' is in the checkpoint only";
+  const auto told = on_ranks(2, [&](HostThreads comm) {
+    PlainEngine engine(table, {.groups = {{"one", {.lr = 0.1}}}}, std::move(comm), 1);
+    const std::string message = message_of<so::CheckpointError>(
+        [&] { checkpoint::load(engine.optimizer, folder.path(), {.files = &files}, {}); });
+    checkpoint::LoadOptions lenient{.lenient = true, .files = &files};
+    const auto notes = checkpoint::load(engine.optimizer, folder.path(), lenient, {}).notes;
+    return std::pair(message, std::count(notes.begin(), notes.end(), difference));
+  });
+  for (const auto& [message, notes] : told) {
+    CAPTURE(message);
+    CHECK(message.find(difference) != std::string::npos);
+    CHECK(notes == 1);
   }
 }
 

@@ -138,6 +138,55 @@ TEST_CASE("tables in another order have the same tensors and one difference", "[
   CHECK(report.tensors_compared == 6);
 }
 
+TEST_CASE("data that begin anywhere, as in other programs' files, are compared all the same",
+          "[checkpoint][host]") {
+  // Blocks cut elements of the larger tensor.
+  const std::vector<Packed> tensors{{"a", {3}, "plain"}, {"b", {700, 1000}, "decay"}};
+  const ScratchFolder folder;
+  const Checkpoint whole(save_numbers(folder / "a", 2, tensors, 1 << 20));
+  const std::string content = content_of(checkpoint::merge(whole, folder / "m.safetensors").file);
+  for (int more = 1; more < 4; ++more) {
+    CAPTURE(more);
+    std::string moved = content;
+    std::uint64_t length = 0;
+    std::memcpy(&length, moved.data(), sizeof(length));
+    moved.insert(8 + length, std::string(static_cast<std::size_t>(more), ' '));
+    length += static_cast<std::uint64_t>(more);
+    std::memcpy(moved.data(), &length, sizeof(length));
+    write_content(folder / "moved.safetensors", moved);
+    const Checkpoint merged(folder / "moved.safetensors");
+    for (const auto& [x, y] : {std::pair(&merged, &whole), std::pair(&whole, &merged)}) {
+      const DiffReport report = checkpoint::diff(*x, *y);
+      CHECK(report.tensors_compared == 6);
+      CHECK(report.tensors.empty());
+    }
+    moved[moved.size() - 1] = static_cast<char>(moved[moved.size() - 1] ^ 1);
+    write_content(folder / "moved.safetensors", moved);
+    const DiffReport report = checkpoint::diff(merged, whole);
+    REQUIRE(report.tensors.size() == 1);
+    CHECK(report.tensors[0].differing == 1);
+    CHECK(report.tensors[0].first == 699'999);
+  }
+}
+
+TEST_CASE("a file that the manifest does not name is refused by all that read a generation",
+          "[checkpoint][host]") {
+  const ScratchFolder folder;
+  const auto a = save_numbers(folder / "a", 2, awkward_tensors());
+  const auto b = save_numbers(folder / "b", 3, awkward_tensors());
+  write_content(b / "stray.safetensors", "");
+  const std::vector<std::string> told{
+      message_of<so::CheckpointError>([&] { (void)checkpoint::diff(Checkpoint(a), Checkpoint(b)); }),
+      message_of<so::CheckpointError>([&] { (void)checkpoint::diff(Checkpoint(b), Checkpoint(a)); }),
+      message_of<so::CheckpointError>(
+          [&] { (void)checkpoint::merge(Checkpoint(b), folder / "m.safetensors"); }),
+      message_of<so::CheckpointError>(
+          [&] { (void)checkpoint::reshard(Checkpoint(b), folder / "c", {.world = 2}); }),
+      checkpoint::verify(Checkpoint(b)).front()};
+  for (const std::string& message : told) CHECK_THAT(message, ContainsSubstring("stray.safetensors"));
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"a", "b"});
+}
+
 TEST_CASE("a damaged checkpoint on either side is an error, not a difference", "[checkpoint][host]") {
   const ScratchFolder folder;
   const auto a = save_numbers(folder / "a", 2, awkward_tensors());

@@ -81,20 +81,24 @@ class BlockFile {
   }
 
   /// @throws CheckpointError that says so
-  [[noreturn]] void fail_as_damaged(std::int64_t block) const {
-    const std::int64_t begin = block * block_bytes;
-    fail("is damaged: bytes " + std::to_string(begin) + ".." +
-         std::to_string((std::min)(begin + block_bytes, described_.bytes)) +
-         " do not have the checksum that the manifest gives" + stale());
+  [[noreturn]] void fail_as_damaged(std::int64_t block) const { throw CheckpointError(damage(block, block)); }
+
+  /// Says that blocks are damaged, from the first to the last.
+  [[nodiscard]] std::string damage(std::int64_t first, std::int64_t last) const {
+    return message("is damaged: bytes " + std::to_string(first * block_bytes) + ".." +
+                   std::to_string((std::min)((last + 1) * block_bytes, described_.bytes)) +
+                   " do not have the checksum that the manifest gives" + stale());
   }
 
   /// Bytes read so far.
   [[nodiscard]] std::int64_t bytes_read() const noexcept { return bytes_read_; }
 
  private:
-  [[noreturn]] void fail(const std::string& why) const {
-    throw CheckpointError("shardopt: " + in_quotes(path_) + " " + why);
+  [[nodiscard]] std::string message(const std::string& what) const {
+    return "shardopt: " + in_quotes(path_) + " " + what;
   }
+
+  [[noreturn]] void fail(const std::string& why) const { throw CheckpointError(message(why)); }
 
   /// Numbers must begin where the manifest puts them.
   void require_header_length(std::span<const std::byte> first) const {

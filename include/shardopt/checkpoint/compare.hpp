@@ -4,6 +4,7 @@
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/load_options.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/parameter_index.hpp>
 #include <shardopt/core/error.hpp>
 
 #include <algorithm>
@@ -19,9 +20,7 @@ class Comparison {
  public:
   /// @param saved  the checkpoint's  @param here  what the optimizer would save
   Comparison(const Manifest& saved, const Manifest& here, const LoadOptions& options)
-      : saved_(saved), here_(here), options_(options) {
-    if (options.coordinates && *options.coordinates != saved.coordinates)
-      differ("coordinates", text_of(saved.coordinates), text_of(*options.coordinates));
+      : saved_(saved), here_(here), in_saved_(saved), in_here_(here), options_(options) {
     if (!options.weights_only) compare_rule();
     if (!same_rule_)
       notes_.push_back("states, counters and hyper-parameters stay: the checkpoint's are another rule's");
@@ -32,6 +31,9 @@ class Comparison {
 
   /// @throws CheckpointError that lists what differs, unless the options are lenient
   void require_same(const std::string& what) const {
+    if (options_.coordinates && *options_.coordinates != saved_.coordinates)
+      throw CheckpointError("shardopt: " + what + " is of other coordinates than LoadOptions.coordinates: " +
+                            text_of(saved_.coordinates) + ", not " + text_of(*options_.coordinates));
     if (differences_.empty() || options_.lenient) return;
     std::string text = "shardopt: " + what + " is not of this optimizer:";
     for (std::size_t k = 0; k < differences_.size() && k < most_told; ++k) text += "\n  " + differences_[k];
@@ -67,21 +69,25 @@ class Comparison {
     };
     same_rule_ = saved_.rule == here_.rule && saved_.rule_version == here_.rule_version;
     if (!same_rule_) differ("rule", named(saved_), named(here_));
-    for (const auto& group : here_.groups) {
-      const auto found = std::find_if(saved_.groups.begin(), saved_.groups.end(),
+    compare_groups(here_, saved_, "is not in the checkpoint");
+    compare_groups(saved_, here_, "is in the checkpoint only");
+  }
+
+  /// Which groups, and hyper-parameters of groups, `some` have and `others` lack.
+  void compare_groups(const Manifest& some, const Manifest& others, const std::string& lacks) {
+    for (const auto& group : some.groups) {
+      const auto found = std::find_if(others.groups.begin(), others.groups.end(),
                                       [&](const auto& g) { return g.name == group.name; });
-      if (found == saved_.groups.end()) {
-        differences_.push_back("group " + in_quotes(group.name) + " is not in the checkpoint");
+      const std::string name = "group " + in_quotes(group.name);
+      if (found == others.groups.end()) {
+        differences_.push_back(name + " " + lacks);
         continue;
       }
-      for (std::size_t k = 0; k < group.hyper_parameters.size(); ++k) {
-        const bool known =
-            std::any_of(found->hyper_parameters.begin(), found->hyper_parameters.end(),
-                        [&](const auto& h) { return h.first == group.hyper_parameters[k].first; });
-        if (same_rule_ && !known)
-          differences_.push_back("group " + in_quotes(group.name) +
-                                 ": the checkpoint has no hyper-parameter " +
-                                 in_quotes(group.hyper_parameters[k].first));
+      for (const auto& [hyper_parameter, value] : group.hyper_parameters) {
+        const auto& known = found->hyper_parameters;
+        if (same_rule_ && std::none_of(known.begin(), known.end(),
+                                       [&](const auto& h) { return h.first == hyper_parameter; }))
+          differences_.push_back(name + ": hyper-parameter " + in_quotes(hyper_parameter) + " " + lacks);
       }
     }
   }
@@ -105,7 +111,7 @@ class Comparison {
 
   void compare_parameters() {
     for (const auto& parameter : here_.parameters) {
-      const auto index = saved_.find(parameter.name);
+      const auto index = in_saved_.find(parameter.name);
       if (!index) {
         differences_.push_back("parameter " + in_quotes(parameter.name) + " is not in the checkpoint");
         continue;
@@ -113,7 +119,7 @@ class Comparison {
       compare(saved_.parameters[*index], parameter);
     }
     for (const auto& parameter : saved_.parameters) {
-      if (!here_.find(parameter.name))
+      if (!in_here_.find(parameter.name))
         differences_.push_back("parameter " + in_quotes(parameter.name) + " is in the checkpoint only");
     }
   }
@@ -138,11 +144,11 @@ class Comparison {
     }
     std::vector<std::string> order;
     for (const auto& parameter : saved_.parameters) {
-      if (here_.find(parameter.name)) order.push_back(parameter.name);
+      if (in_here_.find(parameter.name)) order.push_back(parameter.name);
     }
     std::size_t at = 0;
     for (const auto& parameter : here_.parameters) {
-      if (!saved_.find(parameter.name)) continue;
+      if (!in_saved_.find(parameter.name)) continue;
       if (parameter.name == order[at++]) continue;
       notes_.push_back("the tables list parameters in another order; states follow the names");
       break;
@@ -151,6 +157,8 @@ class Comparison {
 
   const Manifest& saved_;
   const Manifest& here_;
+  ParameterIndex in_saved_;
+  ParameterIndex in_here_;
   const LoadOptions& options_;
   bool same_rule_ = true;
   std::set<std::string> states_;

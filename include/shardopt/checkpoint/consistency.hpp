@@ -28,6 +28,8 @@ class ConsistencyCheck {
 
   /// What must hold for a merged file, too. @throws CheckpointError naming the first part that does not fit
   void run_merged() const {
+    if (!are_legal(manifest_.coordinates))
+      refuse("has coordinates that no file can be named by: " + text_of(manifest_.coordinates));
     require_states();
     require_groups();
     require_parameters();

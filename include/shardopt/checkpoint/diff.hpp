@@ -7,6 +7,7 @@
 #include <shardopt/checkpoint/extracts.hpp>
 #include <shardopt/checkpoint/manifest_differences.hpp>
 #include <shardopt/checkpoint/merge.hpp>
+#include <shardopt/checkpoint/parameter_index.hpp>
 #include <shardopt/checkpoint/stream_states.hpp>
 #include <shardopt/checkpoint/verify.hpp>
 #include <shardopt/core/math.hpp>
@@ -56,9 +57,10 @@ class TensorComparison {
   TensorComparison(const Checkpoint& a, const Checkpoint& b) : a_(a), reader_(b) {
     const Manifest& in_a = a.manifest();
     const Manifest& in_b = b.manifest();
+    const ParameterIndex parameters_of_b(in_b);
     for (const std::size_t k : in_numeric_order(in_a)) {
       const auto& parameter = in_a.parameters[k];
-      const auto other = in_b.find(parameter.name);
+      const auto other = parameters_of_b.find(parameter.name);
       if (!other || !in_b.parameters[*other].has_state() || in_b.parameters[*other].shape != parameter.shape)
         continue;
       for (std::size_t s = 0; s < in_a.states.size(); ++s) {
@@ -81,7 +83,7 @@ class TensorComparison {
     stream_states(
         a_, wanted_, true,
         [&](std::size_t tensor, std::int64_t offset, std::span<const std::byte> bytes) {
-          compare(tensors_[tensor], offset / static_cast<std::int64_t>(sizeof(float)), bytes);
+          compare_bytes(tensors_[tensor], offset, bytes);
         },
         told);
   }
@@ -99,6 +101,23 @@ class TensorComparison {
     std::int64_t parameter;  ///< in B
     TensorDifference difference;
   };
+
+  /// Data of other programs' files may begin anywhere, so that blocks cut elements. The rest of an element
+  /// comes with the next call. @param offset  of the bytes, in the tensor
+  void compare_bytes(Tensor& tensor, std::int64_t offset, std::span<const std::byte> bytes) {
+    const std::size_t missing = cut_.empty() ? 0 : (std::min)(sizeof(float) - cut_.size(), bytes.size());
+    cut_.insert(cut_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(missing));
+    bytes = bytes.subspan(missing);
+    offset += static_cast<std::int64_t>(missing);
+    constexpr std::int64_t size = sizeof(float);
+    if (cut_.size() == sizeof(float)) {
+      compare(tensor, offset / size - 1, cut_);
+      cut_.clear();
+    }
+    const std::size_t whole = bytes.size() / sizeof(float) * sizeof(float);
+    if (whole > 0) compare(tensor, offset / size, bytes.first(whole));
+    cut_.insert(cut_.end(), bytes.begin() + static_cast<std::ptrdiff_t>(whole), bytes.end());
+  }
 
   void compare(Tensor& tensor, std::int64_t begin, std::span<const std::byte> bytes) {
     mine_.resize(bytes.size() / sizeof(float));
@@ -129,6 +148,7 @@ class TensorComparison {
   ElementReader reader_;
   WantedStates wanted_;
   std::vector<Tensor> tensors_;
+  std::vector<std::byte> cut_;  ///< the beginning of an element
   std::vector<float> mine_;
   std::vector<float> theirs_;
 };
@@ -157,6 +177,7 @@ class TensorComparison {
   };
   const std::vector<std::string> problems = verify(b, [&](std::int64_t done, std::int64_t) { told(done); });
   if (!problems.empty()) throw CheckpointError(problems.front());
+  detail::require_no_unlisted_files(a);
   detail::TensorComparison comparison(a, b);
   comparison.run([&](std::int64_t done) { told(of_b + done); });
   std::move(comparison).take(report);

@@ -40,7 +40,7 @@ class FileSystem {
   /// An entry of a directory.
   struct Entry {
     std::filesystem::path name;  ///< without the directory
-    bool is_directory = false;   ///< links are not followed
+    bool is_directory = false;   ///< or a link to one
   };
 
   virtual ~FileSystem() = default;

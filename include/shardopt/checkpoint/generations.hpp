@@ -74,7 +74,9 @@ inline constexpr std::string_view removing_prefix = ".removing-";
 /// newest. @throws CheckpointError if there is no checkpoint
 [[nodiscard]] inline std::filesystem::path newest(const std::filesystem::path& path,
                                                   const FileSystem& files = PosixFiles::instance()) {
-  if (path.extension() == ".safetensors" || files.exists(path / manifest_name)) return path;
+  if (files.exists(path / manifest_name)) return path;
+  const bool is_directory = files.exists(path / ".");
+  if (!is_directory && (files.exists(path) || path.extension() == ".safetensors")) return path;
   const std::vector<Generation> found = generations(path, files);
   if (!found.empty()) return found.back().path;
   std::int64_t begun = 0;

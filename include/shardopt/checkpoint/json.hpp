@@ -23,19 +23,29 @@ using Json = nlohmann::ordered_json;
 inline constexpr int max_json_levels = 32;
 
 /// Parses text that may be damaged or hostile: repeated names and deep nesting are refused.
-/// @param what  names the text in messages  @throws CheckpointError
-[[nodiscard]] inline Json parse_json(std::string_view text, const std::string& what) {
+/// @param what  names the text in messages
+/// @param member  is called with the name and value of each member of the outermost object; returns whether
+/// it is kept
+/// @throws CheckpointError, and what `member` throws
+template <class Member>
+[[nodiscard]] Json parse_json(std::string_view text, const std::string& what, const Member& member) {
+  using Event = Json::parse_event_t;
   const auto refuse = [&](const std::string& why) -> void {
     throw CheckpointError("shardopt: " + what + ": " + why);
   };
   std::vector<std::set<std::string>> names;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+  std::string name;  // of the outermost object's member
+  const auto watch = [&](int depth, Event event, Json& parsed) {
     if (depth > max_json_levels) refuse("JSON nested more than " + std::to_string(max_json_levels) + " deep");
-    if (event == Json::parse_event_t::object_start) names.emplace_back();
-    if (event == Json::parse_event_t::object_end) names.pop_back();
-    if (event == Json::parse_event_t::key && !names.back().insert(parsed.get<std::string>()).second)
-      refuse("the name " + parsed.dump() + " occurs twice in one object");
-    return true;
+    if (event == Event::object_start) names.emplace_back();
+    if (event == Event::object_end) names.pop_back();
+    if (event == Event::key) {
+      if (!names.back().insert(parsed.get<std::string>()).second)
+        refuse("the name " + parsed.dump() + " occurs twice in one object");
+      if (depth == 1) name = parsed.get<std::string>();
+    }
+    const bool complete = event == Event::value || event == Event::object_end || event == Event::array_end;
+    return depth != 1 || !complete || names.empty() || member(name, parsed);
   };
   try {
     return Json::parse(text, watch);
@@ -43,6 +53,11 @@ inline constexpr int max_json_levels = 32;
     refuse(std::string("not JSON: ") + error.what());
   }
   return {};
+}
+
+/// Likewise, all of it.
+[[nodiscard]] inline Json parse_json(std::string_view text, const std::string& what) {
+  return parse_json(text, what, [](const std::string&, const Json&) { return true; });
 }
 
 /// @param what  names the text in messages  @throws CheckpointError for bytes that are not UTF-8

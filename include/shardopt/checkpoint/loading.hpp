@@ -10,6 +10,7 @@
 #include <shardopt/checkpoint/extracts.hpp>
 #include <shardopt/checkpoint/load_options.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/parameter_index.hpp>
 #include <shardopt/checkpoint/staging_reader.hpp>
 #include <shardopt/checkpoint/verify.hpp>
 #include <shardopt/core/error.hpp>
@@ -64,7 +65,7 @@ class Loading {
     staging_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(staging_elements_));
     auto* into = reinterpret_cast<std::byte*>(staging_.get());
     const Manifest& manifest = checkpoint_->manifest();
-    require_no_unlisted_files();
+    if (optimizer_.rank() == 0) require_no_unlisted_files(*checkpoint_);
     std::int64_t unread = 0;
     for (std::size_t k = 0; k < manifest.files.size(); ++k) {
       const std::vector<Extract> extracts = wanted.of_file(*checkpoint_, k);
@@ -117,11 +118,12 @@ class Loading {
 
   void list_wanted(WantedStates& wanted) {
     const Manifest& saved = checkpoint_->manifest();
+    const ParameterIndex index(saved);
     for (const auto& run : optimizer_.states()) {
       const std::string state(run.state);
       const std::string parameter(run.parameter);
       if (!comparison_->states().contains(state) || !comparison_->parameters().contains(parameter)) continue;
-      wanted.add(index_of(saved.states, state), static_cast<std::int64_t>(*saved.find(parameter)), run.range,
+      wanted.add(index_of(saved.states, state), static_cast<std::int64_t>(*index.find(parameter)), run.range,
                  0, staging_elements_ * static_cast<std::int64_t>(sizeof(float)));
       targets_.push_back(run);
       staging_elements_ += run.range.size();
@@ -157,15 +159,6 @@ class Loading {
       if (!wanted[b]) mine[b] = is_mine(turn++);
     }
     return mine;
-  }
-
-  void require_no_unlisted_files() const {
-    if (optimizer_.rank() != 0) return;
-    const std::vector<std::string> names = unlisted_files(*checkpoint_);
-    if (names.empty()) return;
-    throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) + " holds " +
-                          in_quotes(names.front()) +
-                          ", which its manifest does not name: a file of another generation; move it away");
   }
 
   /// What set_counters() would refuse is refused before anything changes.

@@ -6,12 +6,14 @@
 #include <shardopt/core/range.hpp>
 #include <shardopt/core/shape.hpp>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -32,6 +34,20 @@ struct Coordinate {
   std::int64_t count = 1;
   friend bool operator==(const Coordinate&, const Coordinate&) = default;
 };
+
+/// Whether they can be part of file names: each name once, of letters and digits, not "dp", the shard's own;
+/// each index below its count.
+[[nodiscard]] inline bool are_legal(const std::vector<Coordinate>& coordinates) {
+  const auto is_plain = [](char letter) {
+    return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
+           (letter >= '0' && letter <= '9');
+  };
+  std::set<std::string_view> names = {"dp"};
+  return std::all_of(coordinates.begin(), coordinates.end(), [&](const Coordinate& c) {
+    return !c.name.empty() && std::all_of(c.name.begin(), c.name.end(), is_plain) &&
+           names.insert(c.name).second && c.count >= 1 && c.index >= 0 && c.index < c.count;
+  });
+}
 
 /// For people: "pp 0 of 2, tp 1 of 4".
 [[nodiscard]] inline std::string text_of(const std::vector<Coordinate>& coordinates) {
@@ -147,14 +163,6 @@ struct Manifest {
   std::vector<File> files;                    ///< in rank order
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
-
-  /// Index of a parameter, or nothing.
-  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept {
-    for (std::size_t k = 0; k < parameters.size(); ++k) {
-      if (parameters[k].name == name) return k;
-    }
-    return std::nullopt;
-  }
 };
 
 /// The name of the file in a generation's directory that holds the manifest.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/parameter_index.hpp>
 #include <shardopt/core/error.hpp>
 
 #include <cstddef>
@@ -106,11 +107,12 @@ class ManifestDifferences {
   }
 
   void compare_parameters() {
+    const ParameterIndex in_a(a_);
+    const ParameterIndex in_b(b_);
     bool order = a_.parameters.size() == b_.parameters.size();
     for (std::size_t k = 0; k < a_.parameters.size(); ++k) {
       const auto& a = a_.parameters[k];
-      // Tables are mostly in the same order: looking there first spares a search.
-      const auto found = k < b_.parameters.size() && b_.parameters[k].name == a.name ? k : b_.find(a.name);
+      const auto found = in_b.find(a.name);
       if (!found) {
         meaning_.push_back("parameter " + in_quotes(a.name) + " is in A only");
         continue;
@@ -119,9 +121,8 @@ class ManifestDifferences {
       compare_parameter(a, b_.parameters[*found]);
     }
     bool all = true;
-    for (std::size_t k = 0; k < b_.parameters.size(); ++k) {
-      const auto& b = b_.parameters[k];
-      if ((k < a_.parameters.size() && a_.parameters[k].name == b.name) || a_.find(b.name)) continue;
+    for (const auto& b : b_.parameters) {
+      if (in_a.find(b.name)) continue;
       meaning_.push_back("parameter " + in_quotes(b.name) + " is in B only");
       all = false;
     }

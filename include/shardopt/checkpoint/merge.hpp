@@ -82,7 +82,7 @@ class Merging {
   }
 
   [[nodiscard]] MergeReport run() {
-    const auto unfinished = folder_ / (".merging-" + random_id() + "-" + output_.filename().string());
+    const auto unfinished = folder_ / (".merging-" + random_id());  // output's may be as long as names can be
     try {
       const std::int64_t bytes = write(unfinished);
       require_free();
@@ -160,6 +160,7 @@ class Merging {
     const auto data = static_cast<std::int64_t>(header.size());
     const std::int64_t total = total_bytes(manifest_);
     std::int64_t written = 0;
+    require_no_unlisted_files(checkpoint_);
     stream_states(
         checkpoint_, wanted_, true,
         [&](std::size_t, std::int64_t offset, std::span<const std::byte> bytes) {

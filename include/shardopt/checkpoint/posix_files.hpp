@@ -103,7 +103,8 @@ class PosixWritableFile final : public WritableFile {
 
 class PosixReadableFile final : public ReadableFile {
  public:
-  explicit PosixReadableFile(const std::filesystem::path& path) : descriptor_(path, O_RDONLY) {
+  /// Without O_NONBLOCK a pipe with this name would be waited for, before its type can be seen.
+  explicit PosixReadableFile(const std::filesystem::path& path) : descriptor_(path, O_RDONLY | O_NONBLOCK) {
     struct stat status {};
     if (::fstat(descriptor_.get(), &status) != 0) throw_file_error("stat", path, errno);
     if (!S_ISREG(status.st_mode))
@@ -159,7 +160,7 @@ class PosixFiles final : public FileSystem {
       std::error_code unknown;  // an entry that has just gone is none
       const auto type = at->symlink_status(unknown).type();
       if (unknown || type == std::filesystem::file_type::not_found) continue;
-      entries.push_back({at->path().filename(), type == std::filesystem::file_type::directory});
+      entries.push_back({at->path().filename(), at->is_directory(unknown)});
     }
     if (code && code != std::errc::no_such_file_or_directory)
       detail::throw_file_error("list", directory, code.value());

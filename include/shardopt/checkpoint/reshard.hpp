@@ -68,14 +68,12 @@ class Resharding {
       throw std::invalid_argument("shardopt: reshard: world must be from 1 to " +
                                   std::to_string(ReshardOptions::max_world) + ", got " +
                                   std::to_string(options.world));
-    if (files_.exists(directory / manifest_name)) {
-      throw CheckpointError("shardopt: " + in_quotes(directory.string()) +
-                            " is a generation; reshard writes a new one into a directory of generations");
-    }
+    require_no_generation(files_, directory);
     describe();
   }
 
   [[nodiscard]] ReshardReport run() {
+    require_no_unlisted_files(checkpoint_);
     place_ = place_of(directory_, begin_generation(files_, directory_), manifest_);
     try {
       write_all();

@@ -113,9 +113,7 @@ inline constexpr std::int64_t max_header_bytes = 100'000'000;
                                                         const std::string& what) {
   using namespace detail;
   SafetensorsHeader header;
-  const Json json = parse_json(text, what);
-  const JsonReader reader(json, what);
-  reader.for_each_member([&](const std::string& name, const JsonReader& member) {
+  const auto read = [&](const std::string& name, const JsonReader& member) {
     if (name == "__metadata__") {
       member.for_each_member(
           [&](const std::string& key, const JsonReader& value) { header.metadata[key] = value.text(); });
@@ -139,7 +137,13 @@ inline constexpr std::int64_t max_header_bytes = 100'000'000;
     }
     if (offsets[1] - offsets[0] != bytes) member.refuse("has data_offsets that do not fit its shape");
     header.tensors.push_back({name, Shape(dimensions), {offsets[0], offsets[1]}});
+  };
+  // One by one: an ordered object of a hundred thousand members searches all of them for each.
+  const Json json = parse_json(text, what, [&](const std::string& name, const Json& value) {
+    read(name, JsonReader(value, what + "." + name));
+    return false;
   });
+  if (!json.is_object()) JsonReader(json, what).refuse("is no object");
   std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const auto& a, const auto& b) {
     return std::pair(a.bytes.begin, a.bytes.end) < std::pair(b.bytes.begin, b.bytes.end);
   });

@@ -6,7 +6,6 @@
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/posix_files.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -42,16 +41,11 @@ struct SaveOptions {
     if (timeout <= std::chrono::milliseconds::zero())
       throw std::invalid_argument("shardopt: SaveOptions.timeout must be at least 1 ms");
     if (files == nullptr) throw std::invalid_argument("shardopt: SaveOptions.files must not be null");
-    for (const Coordinate& c : coordinates) {
-      const bool plain = !c.name.empty() && std::all_of(c.name.begin(), c.name.end(), [](char letter) {
-        return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
-               (letter >= '0' && letter <= '9');
-      });
-      if (!plain || c.name == "dp" || c.count < 1 || c.index < 0 || c.index >= c.count) {
-        throw std::invalid_argument(
-            "shardopt: SaveOptions.coordinates: a name of letters and digits other than dp, and an index "
-            "below its count are needed");
-      }
+    if (!are_legal(coordinates)) {
+      throw std::invalid_argument(
+          "shardopt: SaveOptions.coordinates: names of letters and digits other than dp, each once, and "
+          "indices below their counts are needed, not " +
+          text_of(coordinates));
     }
   }
 };

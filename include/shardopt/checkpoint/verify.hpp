@@ -2,11 +2,12 @@
 #pragma once
 
 #include <shardopt/checkpoint/agreement.hpp>
-#include <shardopt/checkpoint/block_reader.hpp>
+#include <shardopt/checkpoint/block_file.hpp>
 #include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/checkpoint/generations.hpp>
 #include <shardopt/checkpoint/shard_file.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -44,31 +45,50 @@ namespace detail {
   return result;
 }
 
-/// Reads all of a file, and compares its header with what the manifest asks for.
-inline void verify_file(const Checkpoint& checkpoint, std::size_t file,
-                        const std::function<void(std::int64_t)>& read) {
+/// @throws CheckpointError if there are any
+inline void require_no_unlisted_files(const Checkpoint& checkpoint) {
+  const std::vector<std::string> names = unlisted_files(checkpoint);
+  if (names.empty()) return;
+  throw CheckpointError("shardopt: " + in_quotes(checkpoint.path().string()) + " holds " +
+                        in_quotes(names.front()) +
+                        ", which its manifest does not name: a file of another generation; move it away");
+}
+
+/// Reads all of a file, and compares its header with what the manifest asks for. @return all that is damaged
+/// @throws CheckpointError if it cannot be read
+[[nodiscard]] inline std::vector<std::string> problems_of_file(
+    const Checkpoint& checkpoint, std::size_t index, const std::function<void(std::int64_t)>& told) {
   const Manifest& manifest = checkpoint.manifest();
-  const Manifest::File& described = manifest.files[file];
-  BlockReader reader(checkpoint, file);
+  const Manifest::File& described = manifest.files[index];
+  BlockFile file(checkpoint, index);
+  std::vector<std::byte> buffer(static_cast<std::size_t>((std::min)(block_bytes, described.bytes)));
+  std::vector<std::string> problems;
   std::string header;
-  std::vector<Extract> extracts;
   const std::int64_t header_bytes = described.bytes - payload_bytes(manifest, described);
-  if (!checkpoint.merged()) extracts.push_back({.offset = 0, .bytes = header_bytes});
-  reader.read(
-      extracts,
-      [&](std::int64_t) {
-        read(reader.bytes_read());
-        return true;
-      },
-      [&](const Extract&, std::int64_t, std::span<const std::byte> bytes) {
-        header.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      });
-  read(reader.bytes_read());
-  if (!checkpoint.merged() &&
-      header != to_bytes(shard_header(manifest, static_cast<std::int64_t>(file), described.pieces))) {
-    throw CheckpointError("shardopt: " + in_quotes(checkpoint.path_of(file).string()) +
-                          " has another header than the manifest asks for");
+  std::int64_t damaged = 0;  // blocks in a row until now
+  const std::int64_t blocks = blocks_in(described.bytes);
+  for (std::int64_t block = 0; block <= blocks; ++block) {
+    bool whole = true;
+    if (block < blocks) {
+      const std::int64_t begin = block * block_bytes;
+      const auto bytes =
+          std::span(buffer).first(static_cast<std::size_t>((std::min)(block_bytes, described.bytes - begin)));
+      file.read(block, bytes);
+      told(file.bytes_read());
+      whole = file.is_whole(block, bytes);
+      if (!checkpoint.merged() && begin < header_bytes)
+        header.append(reinterpret_cast<const char*>(bytes.data()),
+                      (std::min)(bytes.size(), static_cast<std::size_t>(header_bytes - begin)));
+    }
+    if (whole && damaged > 0) problems.push_back(file.damage(block - damaged, block - 1));
+    damaged = whole ? 0 : damaged + 1;
   }
+  if (problems.empty() && !checkpoint.merged() &&
+      header != to_bytes(shard_header(manifest, static_cast<std::int64_t>(index), described.pieces))) {
+    problems.push_back("shardopt: " + in_quotes(checkpoint.path_of(index).string()) +
+                       " has another header than the manifest asks for");
+  }
+  return problems;
 }
 
 }  // namespace detail
@@ -85,9 +105,11 @@ inline void verify_file(const Checkpoint& checkpoint, std::size_t file,
   std::int64_t before = 0;
   for (std::size_t k = 0; k < checkpoint.manifest().files.size(); ++k) {
     const std::string failure = detail::failure_of([&] {
-      detail::verify_file(checkpoint, k, [&](std::int64_t done) {
+      const auto told = [&](std::int64_t done) {
         if (progress) progress(before + done, total);
-      });
+      };
+      const auto of_file = detail::problems_of_file(checkpoint, k, told);
+      problems.insert(problems.end(), of_file.begin(), of_file.end());
     });
     if (!failure.empty()) problems.push_back(failure);
     before += checkpoint.manifest().files[k].bytes;

@@ -33,6 +33,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -432,6 +433,8 @@ class ZeroOptimizer {
     require_still("set_counters", stream);
     if (counters.iteration < 0 || counters.updates < 0 || counters.loss_scale_good_steps < 0)
       throw std::invalid_argument("shardopt: set_counters: counts cannot be negative");
+    if ((std::max)(counters.iteration, counters.updates) > (std::numeric_limits<std::int64_t>::max)() / 2)
+      throw std::invalid_argument("shardopt: set_counters: counts are too large for steps to follow");
     if (!math::is_finite(counters.loss_scale) || !math::less(0.0f, counters.loss_scale))
       throw std::invalid_argument("shardopt: set_counters: loss_scale must be positive and finite");
     if (!config_.loss_scale && !math::equal(counters.loss_scale, 1.0f)) {

@@ -476,6 +476,28 @@ TEST_CASE("A skipped step is told once, whichever of its tickets are asked", "[z
   for (const auto& rank : seen) CHECK(rank == std::vector<std::int64_t>{1, 2, 1});
 }
 
+TEST_CASE("Counts that no step could follow are refused", "[zero][host]") {
+  const std::int64_t most = (std::numeric_limits<std::int64_t>::max)() / 2;
+  const auto seen = on_ranks(1, [&](HostThreads comm) {
+    Engine<Sgd> engine(table_of_sizes({4}), plain_sgd, std::move(comm));
+    const auto refusal = [&](std::int64_t iteration, std::int64_t updates) {
+      return message_of<std::invalid_argument>(
+          [&] { engine.optimizer.set_counters({.iteration = iteration, .updates = updates}, {}); });
+    };
+    std::vector<std::string> told{refusal(most + 1, 0), refusal(0, most + 1), refusal(-1, 0),
+                                  refusal(most, most)};
+    engine.fill_gradients(1);
+    engine.step();
+    return std::pair(told, engine.optimizer.counters({}).iteration);
+  });
+  const auto& [told, iteration] = seen.front();
+  CHECK(told[0].find("too large for steps to follow") != std::string::npos);
+  CHECK(told[1] == told[0]);
+  CHECK(told[2].find("cannot be negative") != std::string::npos);
+  CHECK(told[3].empty());
+  CHECK(iteration == most + 1);
+}
+
 TEST_CASE("A gradient scale that is not finite on one rank alone makes all ranks skip",
           "[zero][law7][host]") {
   const float bad = GENERATE(std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity());
