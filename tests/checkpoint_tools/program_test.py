@@ -143,6 +143,11 @@ class Usage(ProgramTest):
             (["reshard", generation, self.path("x")], "--world is required"),
             (["reshard", "--world", "0", generation, self.path("x")], "--world must be from 1 to 1,000,000"),
             (["reshard", "--world", "3000000000", generation, self.path("x")], r"--world must be from 1 to 1,000,000\n"),
+            (["reshard", "--world", "0x2", generation, self.path("x")], "'0x2' is no whole number"),
+            (["reshard", "--world", "2", generation, ""], "DIRECTORY must not be empty"),
+            (["reshard", "--world", "2", "--bucket-bytes", "9223372036854775807", generation, self.path("x")], "is too large"),
+            (["merge", generation, self.path("nowhere", "m.safetensors")], "there is no directory '.*nowhere'"),
+            (["plan", "--parameters", "9", "--svg", self.path("nowhere", "m.svg")], "there is no directory '.*nowhere'"),
             (["reshard", "--world", "many", generation, self.path("x")], "many"),
             (["reshard", "--world", "2", "--sharding", "mine", generation, self.path("x")], "--sharding: 'mine' .* flat, per-parameter, replicated"),
             (["reshard", "--world", "2", "--bucket-bytes", "32MiBs", generation, self.path("x")], "such as 32MiB"),
@@ -253,7 +258,7 @@ class Texts(ProgramTest):
             hostile = self.path("h.safetensors")
             shutil.copy(source, hostile)
             rewrite_manifest(hostile, lambda changed: self.make_hostile(changed, *place))
-            for arguments in (["inspect"], ["verify"], ["diff", source], ["plan"], ["reshard", "--world", "2", self.path("r")]):
+            for arguments in (["inspect"], ["inspect", "--json"], ["verify"], ["diff", source], ["plan"], ["reshard", "--world", "2", self.path("r")]):
                 if arguments[0] == "reshard":
                     arguments = [*arguments[:-1], hostile, arguments[-1]]
                 else:
@@ -377,7 +382,7 @@ class Merge(ProgramTest):
         generation = self.saved()
         flip_a_bit(os.path.join(generation, "optimizer_pp-0-of-1_dp-2-of-3.safetensors"), 3)
         self.check(run("merge", generation, self.path("m.safetensors")), 1, stdout=r"^$", stderr=r"dp-2-of-3.*is damaged")
-        self.check(run("merge", self.saved("b"), self.path("no", "m.safetensors")), 1, stderr="No such file")
+        self.check(run("merge", self.saved("b"), "/proc/m.safetensors"), 1, stderr="open of '/proc/")
         self.assertEqual(sorted(os.listdir(self.folder)), ["b", "runs"])
 
     def test_memory_does_not_grow_with_the_checkpoint(self):
@@ -410,6 +415,9 @@ class Reshard(ProgramTest):
         self.assertEqual((manifest["world"], manifest["sharding"]), (7, "per-parameter"))
         self.check(run("diff", generation, made), 0, stdout=r"^24 tensors compared: the same bits\n$", stderr="world: 3 in A, 7 in B")
 
+    def test_numbers_of_ranks_are_decimal(self):
+        self.check(run("reshard", "--world", "010", self.saved(), self.path("ten")), 0, stdout=r", 3 to 10 ranks\n$")
+
     def test_it_is_quiet_if_told_to_and_takes_merged_files(self):
         generation = self.saved()
         run("merge", "-q", generation, self.path("m.safetensors"))
@@ -420,7 +428,7 @@ class Reshard(ProgramTest):
         run("merge", "-q", self.saved(), self.path("m.safetensors"))
         rewrite_manifest(self.path("m.safetensors"), lambda manifest: manifest.update(sharding="mine"))
         arguments = ["reshard", "--world", "2", self.path("m.safetensors"), self.path("two")]
-        self.check(run(*arguments), 2, stderr="--sharding: 'mine' is not known; there are flat, per-parameter, replicated")
+        self.check(run(*arguments), 2, stderr="has a sharding policy of the user's, 'mine': choose another by --sharding")
         self.check(run(*arguments, "--sharding", "flat"), 0)
 
     def test_damage_ends_with_code_1_and_no_generation(self):
@@ -538,7 +546,7 @@ class Plan(ProgramTest):
         self.check(run(*arguments, "--overwrite", "-q"), 0, stderr=r"^$")
 
     def test_a_plot_that_cannot_be_written_is_code_1(self):
-        self.check(run("plan", "--parameters", "9", "--svg", self.path("no", "m.svg")), 1, stderr="cannot be written")
+        self.check(run("plan", "--parameters", "9", "--svg", "/proc/m.svg"), 1, stderr="cannot be written")
 
     def test_a_plot_gets_its_name_when_it_is_complete(self):
         output = self.path("m.svg")

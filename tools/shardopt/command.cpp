@@ -3,8 +3,11 @@
 
 #include "format.hpp"
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -26,6 +29,25 @@ CLI::App* add_command(CLI::App& program, Manual manual) {
 CLI::Option* add_checkpoint(CLI::App& app, const std::string& name, std::string& path) {
   return app.add_option(name, path,
                         "A checkpoint: a directory of generations, one generation, or a merged file.");
+}
+
+CLI::Validator decimal() {
+  return CLI::Validator(
+      [](std::string& text) {
+        if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos)
+          return printable(text) + " is no whole number";
+        text.erase(0, (std::min)(text.find_first_not_of('0'), text.size() - 1));
+        return std::string();
+      },
+      "");
+}
+
+void require_directory_of(const std::filesystem::path& file) {
+  const std::filesystem::path directory = file.has_parent_path() ? file.parent_path() : ".";
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(directory, ignored))
+    throw UsageError("there is no directory " + printable(directory.string()) + " for " +
+                     printable(file.filename().string()));
 }
 
 void print_notes(const std::vector<std::string>& notes) {

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <filesystem>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -40,6 +41,12 @@ CLI::Option* add_checkpoint(CLI::App& app, const std::string& name, std::string&
 
 /// Adds -q, --quiet.
 void add_quiet(CLI::App& app, bool& quiet);
+
+/// What an option of whole numbers takes: decimal digits, whatever the first; the parser would read others.
+[[nodiscard]] CLI::Validator decimal();
+
+/// @throws UsageError if the directory that a file is to lie in does not exist
+void require_directory_of(const std::filesystem::path& file);
 
 /// Prints remarks on standard error.
 void print_notes(const std::vector<std::string>& notes);

@@ -64,7 +64,8 @@ std::int64_t scaled(const std::string& text, const std::string& option,
   const double result = number && factor != units.end() ? value * factor->second : -1;
   // The text and the product are rounded, each by half of epsilon: 8.03 * 1e9 is a little less than it says.
   const double whole = std::nearbyint(result);
-  if (whole < 1 || whole > 9e18 || std::abs(result - whole) > std::numeric_limits<double>::epsilon() * whole)
+  if (whole > 9e18) throw UsageError(option + ": " + printable(text) + " is too large");
+  if (whole < 1 || std::abs(result - whole) > std::numeric_limits<double>::epsilon() * whole)
     throw UsageError(option + ": " + printable(text) + " is no whole number of at least 1, such as " +
                      examples);
   // Plain digits beyond 2^53 are taken exactly.
@@ -125,6 +126,23 @@ std::string escaped(std::string_view text) {
     result += bytes == 0 ? print("\\x%02x", static_cast<unsigned char>(text.front()))
                          : std::string(text.substr(0, bytes));
     text.remove_prefix((std::max)(bytes, std::size_t{1}));
+  }
+  return result;
+}
+
+std::string escaped_json(const std::string& json) {
+  std::string result;
+  for (std::size_t k = 0; k < json.size(); ++k) {
+    const auto byte = static_cast<unsigned char>(json[k]);
+    const auto next = static_cast<unsigned char>(k + 1 < json.size() ? json[k + 1] : '\0');
+    if (byte == 0x7f) {
+      result += "\\u007f";
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {
+      result += print("\\u%04x", static_cast<unsigned>(next));
+      ++k;
+    } else {
+      result += json[k];
+    }
   }
   return result;
 }

@@ -29,7 +29,10 @@ namespace tool {
 /// as \xNN. Every text that the program does not know itself goes through it.
 [[nodiscard]] std::string escaped(std::string_view text);
 
-/// The same in quotes.
+/// The same for JSON: control characters that JSON allows as they are become \u00NN.
+[[nodiscard]] std::string escaped_json(const std::string& json);
+
+/// The same as escaped(), in quotes.
 [[nodiscard]] std::string printable(std::string_view text);
 
 /// Rows in columns as wide as needed.

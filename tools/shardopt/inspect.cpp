@@ -159,7 +159,7 @@ int run(const Options& options) {
   const checkpoint::Checkpoint source = open_checkpoint(options.path, options.quiet);
   const Manifest& m = source.manifest();
   if (options.json) {
-    std::printf("%s\n", checkpoint::json_text(m, 2).c_str());
+    std::printf("%s\n", escaped_json(checkpoint::json_text(m, 2)).c_str());
     return fine;
   }
   if (is_directory_of_generations(options.path)) print_generations(options.path);

@@ -50,6 +50,7 @@ int run(const Options& options) {
     throw UsageError(printable(options.source) + " is one file with whole tensors already");
   if (std::filesystem::path(options.output).extension() != ".safetensors")
     throw UsageError("OUTPUT must end in .safetensors, and " + printable(options.output) + " does not");
+  require_directory_of(options.output);
   if (!options.overwrite && std::filesystem::exists(options.output))
     throw UsageError(printable(options.output) + " exists; --overwrite replaces it");
   shardopt::checkpoint::MergeReport report;

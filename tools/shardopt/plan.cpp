@@ -263,6 +263,7 @@ void write_svg(const Options& options, const Model& model, const std::vector<Ser
 /// @throws UsageError if the output is there, or what is there is not to be replaced
 void require_output(const Options& options) {
   std::error_code ignored;
+  require_directory_of(options.svg);
   if (!std::filesystem::exists(options.svg, ignored)) return;
   if (!options.overwrite) throw UsageError(printable(options.svg) + " exists; --overwrite replaces it");
   if (!std::filesystem::is_regular_file(options.svg, ignored))
@@ -306,6 +307,7 @@ Command plan_command(CLI::App& program) {
   app->add_option("--parameters", options->parameters, "Trainable elements, such as 7.5B, 125M or 9610.")
       ->type_name("COUNT");
   app->add_option("--world", options->worlds, "Numbers of ranks, separated by commas.")
+      ->transform(decimal())
       ->type_name("M,...")
       ->delimiter(',')
       ->default_str("1,2,4,8,16,32,64");

@@ -58,8 +58,12 @@ int run(const Options& options) {
   const auto source = open_checkpoint(options.source, options.quiet);
   const std::string& sharding = options.sharding.empty() ? source.manifest().sharding : options.sharding;
   const auto& known = sharding_names();
-  if (std::find(known.begin(), known.end(), sharding) == known.end())
-    refuse_name("--sharding", sharding, known);
+  const bool is_known = std::find(known.begin(), known.end(), sharding) != known.end();
+  if (!is_known && options.sharding.empty())
+    throw UsageError("the source has a sharding policy of the user's, " + printable(sharding) +
+                     ": choose another by --sharding");
+  if (!is_known) refuse_name("--sharding", sharding, known);
+  if (options.directory.empty()) throw UsageError("DIRECTORY must not be empty");
   std::error_code ignored;
   const std::filesystem::path directory = options.directory;
   if (std::filesystem::exists(directory, ignored) && !is_directory_of_generations(directory))
@@ -75,7 +79,8 @@ int run(const Options& options) {
                                             .bucket_bytes = bucket_bytes,
                                             .progress = bar.progress()});
   } catch (const std::invalid_argument& error) {
-    throw UsageError(error.what());
+    const std::string text = error.what();
+    throw UsageError(text.starts_with("shardopt: ") ? text.substr(10) : text);
   }
   if (options.quiet) return fine;
   print_notes(report.notes);
@@ -94,7 +99,10 @@ Command reshard_command(CLI::App& program) {
   app->add_option("DIRECTORY", options->directory,
                   "The directory that gets a new generation; made if need be.")
       ->required();
-  app->add_option("--world", options->world, "The number of ranks.")->required()->type_name("M");
+  app->add_option("--world", options->world, "The number of ranks.")
+      ->required()
+      ->transform(decimal())
+      ->type_name("M");
   app->add_option("--sharding", options->sharding,
                   "Who owns what: flat, per-parameter or replicated. Without it: as in SOURCE.")
       ->type_name("POLICY");
