@@ -133,4 +133,9 @@ TEST_CASE("A verification names all blocks that are damaged, those in a row as o
   CHECK(problems[0].find("bytes 0..1048576 ") != std::string::npos);
   CHECK(problems[1].find("bytes 2097152..4194304 ") != std::string::npos);
   CHECK(problems[2].find("bytes 8388608.." + end + " ") != std::string::npos);
+
+  // Who looks for a whole one stops where damage shows.
+  const WatchedFiles watched(files);
+  CHECK(!ckpt::newest_whole(run_directory, watched));
+  CHECK(watched.bytes_read().at(path.filename().string()) < 2 * ckpt::block_bytes);
 }

@@ -6,6 +6,7 @@
 #include <shardopt/checkpoint/checkpoint.hpp>
 #include <shardopt/checkpoint/generations.hpp>
 #include <shardopt/checkpoint/shard_file.hpp>
+#include <shardopt/core/range.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -54,39 +55,66 @@ inline void require_no_unlisted_files(const Checkpoint& checkpoint) {
                         ", which its manifest does not name: a file of another generation; move it away");
 }
 
-/// Reads all of a file, and compares its header with what the manifest asks for. @return all that is damaged
-/// @throws CheckpointError if it cannot be read
-[[nodiscard]] inline std::vector<std::string> problems_of_file(
-    const Checkpoint& checkpoint, std::size_t index, const std::function<void(std::int64_t)>& told) {
+/// How much is told of what is damaged.
+enum class Told : bool { first, all };
+
+/// Reads a file block by block, and compares its header with what the manifest asks for.
+/// @param read  is called with the bytes read so far
+/// @param problems  what is wrong is appended
+/// @throws CheckpointError if the file is missing, or not as long as the manifest says
+inline void verify_file(const Checkpoint& checkpoint, std::size_t index, Told told,
+                        const std::function<void(std::int64_t)>& read, std::vector<std::string>& problems) {
   const Manifest& manifest = checkpoint.manifest();
   const Manifest::File& described = manifest.files[index];
   BlockFile file(checkpoint, index);
   std::vector<std::byte> buffer(static_cast<std::size_t>((std::min)(block_bytes, described.bytes)));
-  std::vector<std::string> problems;
   std::string header;
-  const std::int64_t header_bytes = described.bytes - payload_bytes(manifest, described);
-  std::int64_t damaged = 0;  // blocks in a row until now
-  const std::int64_t blocks = blocks_in(described.bytes);
-  for (std::int64_t block = 0; block <= blocks; ++block) {
-    bool whole = true;
-    if (block < blocks) {
+  const std::int64_t header_bytes =
+      checkpoint.merged() ? 0 : described.bytes - payload_bytes(manifest, described);
+  std::vector<Range> damaged;  // blocks
+  const std::string failure = failure_of([&] {
+    for (std::int64_t block = 0; block < blocks_in(described.bytes); ++block) {
       const std::int64_t begin = block * block_bytes;
       const auto bytes =
           std::span(buffer).first(static_cast<std::size_t>((std::min)(block_bytes, described.bytes - begin)));
       file.read(block, bytes);
-      told(file.bytes_read());
-      whole = file.is_whole(block, bytes);
-      if (!checkpoint.merged() && begin < header_bytes)
-        header.append(reinterpret_cast<const char*>(bytes.data()),
-                      (std::min)(bytes.size(), static_cast<std::size_t>(header_bytes - begin)));
+      read(file.bytes_read());
+      const std::int64_t of_header = (std::min)(file.bytes_read(), header_bytes) - begin;
+      if (of_header > 0)
+        header.append(reinterpret_cast<const char*>(bytes.data()), static_cast<std::size_t>(of_header));
+      if (file.is_whole(block, bytes)) continue;
+      if (damaged.empty() || damaged.back().end < block) damaged.push_back({block, block});
+      damaged.back().end = block + 1;
+      if (told == Told::first) return;
     }
-    if (whole && damaged > 0) problems.push_back(file.damage(block - damaged, block - 1));
-    damaged = whole ? 0 : damaged + 1;
-  }
-  if (problems.empty() && !checkpoint.merged() &&
-      header != to_bytes(shard_header(manifest, static_cast<std::int64_t>(index), described.pieces))) {
+  });
+  for (const Range& blocks : damaged) problems.push_back(file.damage(blocks.begin, blocks.end - 1));
+  if (!failure.empty()) {
+    problems.push_back(failure);
+  } else if (damaged.empty() && !checkpoint.merged() &&
+             header != to_bytes(shard_header(manifest, static_cast<std::int64_t>(index), described.pieces))) {
     problems.push_back("shardopt: " + in_quotes(checkpoint.path_of(index).string()) +
                        " has another header than the manifest asks for");
+  }
+}
+
+/// verify(), up to the first file with a problem if that is all that is asked for.
+[[nodiscard]] inline std::vector<std::string> problems_of(const Checkpoint& checkpoint, Told told,
+                                                          const Progress& progress) {
+  std::vector<std::string> problems;
+  for (const std::string& name : unlisted_files(checkpoint))
+    problems.push_back("shardopt: " + in_quotes((checkpoint.path() / name).string()) +
+                       " is not in the manifest: a file of another generation?");
+  const std::int64_t total = total_bytes(checkpoint.manifest());
+  std::int64_t before = 0;
+  for (std::size_t k = 0; k < checkpoint.manifest().files.size(); ++k) {
+    if (told == Told::first && !problems.empty()) break;
+    const auto read = [&](std::int64_t bytes) {
+      if (progress) progress(before + bytes, total);
+    };
+    const std::string failure = failure_of([&] { verify_file(checkpoint, k, told, read, problems); });
+    if (!failure.empty()) problems.push_back(failure);
+    before += checkpoint.manifest().files[k].bytes;
   }
   return problems;
 }
@@ -97,24 +125,7 @@ inline void require_no_unlisted_files(const Checkpoint& checkpoint) {
 /// whole. A merged file has no checksums: its structure is checked
 [[nodiscard]] inline std::vector<std::string> verify(const Checkpoint& checkpoint,
                                                      const Progress& progress = {}) {
-  std::vector<std::string> problems;
-  for (const std::string& name : detail::unlisted_files(checkpoint))
-    problems.push_back("shardopt: " + detail::in_quotes((checkpoint.path() / name).string()) +
-                       " is not in the manifest: a file of another generation?");
-  const std::int64_t total = total_bytes(checkpoint.manifest());
-  std::int64_t before = 0;
-  for (std::size_t k = 0; k < checkpoint.manifest().files.size(); ++k) {
-    const std::string failure = detail::failure_of([&] {
-      const auto told = [&](std::int64_t done) {
-        if (progress) progress(before + done, total);
-      };
-      const auto of_file = detail::problems_of_file(checkpoint, k, told);
-      problems.insert(problems.end(), of_file.begin(), of_file.end());
-    });
-    if (!failure.empty()) problems.push_back(failure);
-    before += checkpoint.manifest().files[k].bytes;
-  }
-  return problems;
+  return detail::problems_of(checkpoint, detail::Told::all, progress);
 }
 
 /// The newest generation of a directory that is whole: all its bytes are read, and those of newer ones until
@@ -124,8 +135,10 @@ inline void require_no_unlisted_files(const Checkpoint& checkpoint) {
   const std::vector<Generation> all = generations(directory, files);
   for (auto generation = all.rbegin(); generation != all.rend(); ++generation) {
     bool whole = false;
-    static_cast<void>(
-        detail::failure_of([&] { whole = verify(Checkpoint(generation->path, files)).empty(); }));
+    static_cast<void>(detail::failure_of([&] {
+      const Checkpoint checkpoint(generation->path, files);
+      whole = detail::problems_of(checkpoint, detail::Told::first, {}).empty();
+    }));
     if (whole) return *generation;
   }
   return std::nullopt;
