@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -15,29 +16,30 @@ class BackgroundSaves {
   /// Keeps a folder among them for as long as it lives.
   class Entry {
    public:
-    explicit Entry(std::string folder) : folder_(std::move(folder)) {
-      const std::lock_guard lock(instance().mutex_);
-      instance().folders_.insert(folder_);
+    explicit Entry(std::string folder) : saves_(instance()), folder_(std::move(folder)) {
+      const std::lock_guard lock(saves_->mutex_);
+      saves_->folders_.insert(folder_);
     }
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
     ~Entry() {
-      const std::lock_guard lock(instance().mutex_);
-      instance().folders_.erase(folder_);
+      const std::lock_guard lock(saves_->mutex_);
+      saves_->folders_.erase(folder_);
     }
 
    private:
+    std::shared_ptr<BackgroundSaves> saves_;  ///< a saver of static storage may outlive that of instance()
     std::string folder_;
   };
 
   [[nodiscard]] static bool contain(const std::string& folder) {
-    const std::lock_guard lock(instance().mutex_);
-    return instance().folders_.contains(folder);
+    const std::lock_guard lock(instance()->mutex_);
+    return instance()->folders_.contains(folder);
   }
 
  private:
-  [[nodiscard]] static BackgroundSaves& instance() {
-    static BackgroundSaves saves;
+  [[nodiscard]] static const std::shared_ptr<BackgroundSaves>& instance() {
+    static const auto saves = std::make_shared<BackgroundSaves>();
     return saves;
   }
 
