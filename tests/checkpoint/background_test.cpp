@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -386,15 +387,20 @@ TEST_CASE("A save where another is still written in the background is refused, a
   const ScratchFolder folder;
   Gate files;
   files.open_gate = false;
+  // A save that is not refused must end, too.
+  const auto opening = std::async(std::launch::async, [&] {
+    for (int ms = 0; ms < 5000 && !files.open_gate; ++ms) std::this_thread::sleep_for(1ms);
+    files.open_gate = true;
+  });
   const auto told = on_ranks(3, [&](HostThreads comm) {
     Background rank(std::move(comm), folder, files);
-    rank.save();
+    rank.save(20s);
     checkpoint::AsyncSaver other;
     const auto refusal = [&](const auto& save) { return message_of<so::CheckpointError>(save); };
     const std::string in_front =
         refusal([&] { checkpoint::save(rank.engine.optimizer, folder.path(), {.files = &files}, {}); });
-    const std::string behind =
-        refusal([&] { other.save(rank.engine.optimizer, folder.path(), {.files = &files}, {}); });
+    const std::string behind = refusal(
+        [&] { other.save(rank.engine.optimizer, folder.path(), {.timeout = 20s, .files = &files}, {}); });
     files.open_gate = true;
     const std::string failure = rank.wait();
     checkpoint::save(rank.engine.optimizer, folder.path(), {.files = &files}, {});
