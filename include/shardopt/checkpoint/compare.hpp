@@ -83,11 +83,12 @@ class Comparison {
         differences_.push_back(name + " " + lacks);
         continue;
       }
-      for (const auto& [hyper_parameter, value] : group.hyper_parameters) {
-        const auto& known = found->hyper_parameters;
-        if (same_rule_ && std::none_of(known.begin(), known.end(),
-                                       [&](const auto& h) { return h.first == hyper_parameter; }))
-          differences_.push_back(name + ": hyper-parameter " + in_quotes(hyper_parameter) + " " + lacks);
+      const auto& known = found->hyper_parameters;
+      for (const auto& hyper_parameter : group.hyper_parameters) {
+        const std::string& name_here = hyper_parameter.first;
+        if (same_rule_ &&
+            std::none_of(known.begin(), known.end(), [&](const auto& h) { return h.first == name_here; }))
+          differences_.push_back(name + ": hyper-parameter " + in_quotes(name_here) + " " + lacks);
       }
     }
   }

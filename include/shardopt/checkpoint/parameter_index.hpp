@@ -4,9 +4,9 @@
 #include <shardopt/checkpoint/manifest.hpp>
 
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 
 namespace shardopt::inline v0::checkpoint::detail {
 
@@ -14,7 +14,6 @@ namespace shardopt::inline v0::checkpoint::detail {
 class ParameterIndex {
  public:
   explicit ParameterIndex(const Manifest& manifest) {
-    indices_.reserve(manifest.parameters.size());
     for (std::size_t k = 0; k < manifest.parameters.size(); ++k)
       indices_.emplace(manifest.parameters[k].name, k);
   }
@@ -27,7 +26,7 @@ class ParameterIndex {
   }
 
  private:
-  std::unordered_map<std::string_view, std::size_t> indices_;
+  std::map<std::string_view, std::size_t> indices_;
 };
 
 }  // namespace shardopt::inline v0::checkpoint::detail
