@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace {
@@ -40,9 +41,12 @@ std::string named_command(const CLI::App& program) {
   return parsed.empty() ? "shardopt" : "shardopt " + parsed.front()->get_name();
 }
 
+/// What the library says begins with its own name.
 int wrong_usage(const CLI::App& program, const std::string& what) {
+  constexpr std::string_view library = "shardopt: ";
   const std::string name = named_command(program);
-  std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", name.c_str(), tool::escaped(what).c_str(), name.c_str());
+  const std::string text = tool::escaped(what.starts_with(library) ? what.substr(library.size()) : what);
+  std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", name.c_str(), text.c_str(), name.c_str());
   return tool::usage;
 }
 

@@ -79,8 +79,7 @@ int run(const Options& options) {
                                             .bucket_bytes = bucket_bytes,
                                             .progress = bar.progress()});
   } catch (const std::invalid_argument& error) {
-    const std::string text = error.what();
-    throw UsageError(text.starts_with("shardopt: ") ? text.substr(10) : text);
+    throw UsageError(error.what());
   }
   if (options.quiet) return fine;
   print_notes(report.notes);

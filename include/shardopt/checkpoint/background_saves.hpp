@@ -33,8 +33,9 @@ class BackgroundSaves {
   };
 
   [[nodiscard]] static bool contain(const std::string& folder) {
-    const std::lock_guard lock(instance()->mutex_);
-    return instance()->folders_.contains(folder);
+    BackgroundSaves& saves = *instance();
+    const std::lock_guard lock(saves.mutex_);
+    return saves.folders_.contains(folder);
   }
 
  private:

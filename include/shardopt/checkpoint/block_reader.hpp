@@ -48,6 +48,7 @@ class BlockReader {
     }
   }
 
+  /// The same file, for blocks that go elsewhere than to a sink.
   [[nodiscard]] BlockFile& file() noexcept { return file_; }
 
   /// Bytes read so far.

@@ -66,24 +66,33 @@ inline void write_note(FileSystem& files, const std::filesystem::path& path, std
   return hexadecimal((static_cast<std::uint64_t>(device()) << 32 | device()) ^ time);
 }
 
+/// Takes the name from a folder that is to be removed: it is gone for readers at once. @return its new one
+[[nodiscard]] inline std::filesystem::path take_name(FileSystem& files, const std::filesystem::path& folder) {
+  const auto name = folder.parent_path() / (std::string(removing_prefix) + folder.filename().string());
+  files.remove(name);
+  files.rename(folder, name);
+  return name;
+}
+
 /// Removes what saves and removals that were cut left behind. A folder loses its name before any of it is
-/// removed: if another process completes it at this instant, one of the two renames fails, and a generation
-/// is whole all the same.
+/// removed: if another process completes it at this instant, one of the two renames fails, and what has a
+/// generation's name is whole all the same.
 /// @throws CheckpointError if a save of this process is still being written there
 inline void sweep(FileSystem& files, const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> begun;
   std::vector<std::filesystem::path> left;
   for (const auto& entry : files.list(directory)) {
     const std::string name = entry.name.string();
-    if (BackgroundSaves::contain(name))
+    if (name.starts_with(saving_prefix)) begun.push_back(directory / entry.name);
+    if (name.starts_with(removing_prefix)) left.push_back(directory / entry.name);
+  }
+  for (const auto& folder : begun) {
+    if (BackgroundSaves::contain(folder.filename().string()))
       throw CheckpointError("shardopt: a save in the background still writes to " +
                             in_quotes(directory.string()) +
                             ": call AsyncSaver::wait() before the next save there");
-    if (name.starts_with(removing_prefix)) left.push_back(directory / entry.name);
-    if (!name.starts_with(saving_prefix)) continue;
-    left.push_back(directory / (std::string(removing_prefix) + name.substr(1)));
-    files.remove(left.back());
-    files.rename(directory / entry.name, left.back());
   }
+  for (const auto& folder : begun) left.push_back(take_name(files, folder));
   // They may have got these names an instant ago: see prune().
   if (!left.empty()) files.sync_directory(directory);
   for (const auto& path : left) files.remove(path);
@@ -168,14 +177,8 @@ inline void write_part(FileSystem& files, const SavePlace& place, std::int64_t r
   attempt([&] { old = generations(directory, files); });
   old.resize(old.size() - (std::min)(old.size(), static_cast<std::size_t>(keep)));
   std::vector<std::filesystem::path> removing;
-  for (const Generation& generation : old) {
-    const auto name = directory / (std::string(removing_prefix) + generation.path.filename().string());
-    if (attempt([&] {
-          files.remove(name);
-          files.rename(generation.path, name);
-        }))
-      removing.push_back(name);
-  }
+  for (const Generation& generation : old)
+    attempt([&] { removing.push_back(take_name(files, generation.path)); });
   if (removing.empty() || !attempt([&] { files.sync_directory(directory); })) return warnings;
   for (const auto& name : removing) attempt([&] { files.remove(name); });
   return warnings;

@@ -29,7 +29,8 @@ class Comparison {
     note_what_may_differ();
   }
 
-  /// @throws CheckpointError that lists what differs, unless the options are lenient
+  /// @throws CheckpointError for other coordinates than the options ask for; and one that lists what differs,
+  /// unless they are lenient
   void require_same(const std::string& what) const {
     if (options_.coordinates && *options_.coordinates != saved_.coordinates)
       throw CheckpointError("shardopt: " + what + " is of other coordinates than LoadOptions.coordinates: " +

@@ -177,7 +177,7 @@ class TensorComparison {
   };
   const std::vector<std::string> problems = verify(b, [&](std::int64_t done, std::int64_t) { told(done); });
   if (!problems.empty()) throw CheckpointError(problems.front());
-  detail::require_no_unlisted_files(a);
+  detail::require_clean_folder(a);
   detail::TensorComparison comparison(a, b);
   comparison.run([&](std::int64_t done) { told(of_b + done); });
   std::move(comparison).take(report);

@@ -65,7 +65,7 @@ class Loading {
     staging_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(staging_elements_));
     auto* into = reinterpret_cast<std::byte*>(staging_.get());
     const Manifest& manifest = checkpoint_->manifest();
-    if (optimizer_.rank() == 0) require_no_unlisted_files(*checkpoint_);
+    if (optimizer_.rank() == 0) require_clean_folder(*checkpoint_);
     std::int64_t unread = 0;
     for (std::size_t k = 0; k < manifest.files.size(); ++k) {
       const std::vector<Extract> extracts = wanted.of_file(*checkpoint_, k);

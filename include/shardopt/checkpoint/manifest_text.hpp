@@ -5,6 +5,7 @@
 #include <shardopt/checkpoint/checksum.hpp>
 #include <shardopt/checkpoint/json.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/core/counts.hpp>
 #include <shardopt/core/math.hpp>
 
 #include <cstddef>
@@ -174,9 +175,8 @@ inline constexpr std::string_view checksum_end = "\"\n}\n";
   m.library_version = json.at("library_version").text();
   m.sequence = json.at("sequence").integer();
   m.id = json.at("id").text();
-  constexpr std::int64_t most = (std::numeric_limits<std::int64_t>::max)() / 2;  // steps follow
-  m.iteration = json.at("iteration").integer(0, most);
-  m.updates = json.at("updates").integer(0, most);
+  m.iteration = json.at("iteration").integer(0, max_steps);
+  m.updates = json.at("updates").integer(0, max_steps);
   if (json.has("loss_scale")) {
     const JsonReader scale = json.at("loss_scale");
     m.loss_scale = {float_of(scale.at("value")), scale.at("good_steps").integer(),

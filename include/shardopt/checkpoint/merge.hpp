@@ -160,7 +160,7 @@ class Merging {
     const auto data = static_cast<std::int64_t>(header.size());
     const std::int64_t total = total_bytes(manifest_);
     std::int64_t written = 0;
-    require_no_unlisted_files(checkpoint_);
+    require_clean_folder(checkpoint_);
     stream_states(
         checkpoint_, wanted_, true,
         [&](std::size_t, std::int64_t offset, std::span<const std::byte> bytes) {

@@ -84,8 +84,8 @@ class PosixWritableFile final : public WritableFile {
   void sync() override { descriptor_.sync(); }
 
  private:
-  /// For larger ones Linux takes pages of 2 MiB, which it finds more slowly than disks write: three times in
-  /// a virtual machine whose host has to bring them.
+  /// For larger ones Linux takes pages of 2 MiB, and finding those can take longer than writing: in a virtual
+  /// machine its host has to bring them.
   static constexpr std::size_t piece_bytes = std::size_t{1} << 20;
   static constexpr std::int64_t write_behind_bytes = std::int64_t{32} << 20;
 

@@ -73,7 +73,7 @@ class Resharding {
   }
 
   [[nodiscard]] ReshardReport run() {
-    require_no_unlisted_files(checkpoint_);
+    require_clean_folder(checkpoint_);
     place_ = place_of(directory_, begin_generation(files_, directory_), manifest_);
     try {
       write_all();

@@ -20,8 +20,8 @@
 namespace shardopt::inline v0::checkpoint::detail {
 
 /// Reads one file of a checkpoint to staging memory, where bytes are before they are verified: nobody may use
-/// them before read() returns. While one thread reads, a second one verifies what goes whole to one place and
-/// sees to the pages ahead: a large file takes as long as a plain copy of it.
+/// them before read() returns. While one thread does nothing but read, in the order of the file, a second one
+/// verifies what goes whole to one place and sees to the pages ahead.
 class StagingReader {
  public:
   /// @param into  staging memory

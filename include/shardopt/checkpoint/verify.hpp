@@ -33,26 +33,25 @@ using Progress = std::function<void(std::int64_t done, std::int64_t total)>;
 
 namespace detail {
 
-/// Tensor files in a generation's folder that its manifest does not name.
-[[nodiscard]] inline std::vector<std::string> unlisted_files(const Checkpoint& checkpoint) {
-  std::vector<std::string> result;
-  if (checkpoint.merged()) return result;
+/// What is wrong with a generation's folder: tensor files that its manifest does not name.
+[[nodiscard]] inline std::vector<std::string> problems_of_folder(const Checkpoint& checkpoint) {
+  std::vector<std::string> problems;
+  if (checkpoint.merged()) return problems;
   std::set<std::string> known;
   for (const auto& file : checkpoint.manifest().files) known.insert(file.name);
   for (const auto& entry : checkpoint.files().list(checkpoint.path())) {
     const std::string name = entry.name.string();
-    if (name.ends_with(".safetensors") && !known.contains(name)) result.push_back(name);
+    if (name.ends_with(".safetensors") && !known.contains(name))
+      problems.push_back("shardopt: " + in_quotes((checkpoint.path() / name).string()) +
+                         " is not in the manifest: a file of another generation? Move it away");
   }
-  return result;
+  return problems;
 }
 
-/// @throws CheckpointError if there are any
-inline void require_no_unlisted_files(const Checkpoint& checkpoint) {
-  const std::vector<std::string> names = unlisted_files(checkpoint);
-  if (names.empty()) return;
-  throw CheckpointError("shardopt: " + in_quotes(checkpoint.path().string()) + " holds " +
-                        in_quotes(names.front()) +
-                        ", which its manifest does not name: a file of another generation; move it away");
+/// @throws CheckpointError for the first of its problems
+inline void require_clean_folder(const Checkpoint& checkpoint) {
+  const std::vector<std::string> problems = problems_of_folder(checkpoint);
+  if (!problems.empty()) throw CheckpointError(problems.front());
 }
 
 /// How much is told of what is damaged.
@@ -101,10 +100,7 @@ inline void verify_file(const Checkpoint& checkpoint, std::size_t index, Told to
 /// verify(), up to the first file with a problem if that is all that is asked for.
 [[nodiscard]] inline std::vector<std::string> problems_of(const Checkpoint& checkpoint, Told told,
                                                           const Progress& progress) {
-  std::vector<std::string> problems;
-  for (const std::string& name : unlisted_files(checkpoint))
-    problems.push_back("shardopt: " + in_quotes((checkpoint.path() / name).string()) +
-                       " is not in the manifest: a file of another generation?");
+  std::vector<std::string> problems = problems_of_folder(checkpoint);
   const std::int64_t total = total_bytes(checkpoint.manifest());
   std::int64_t before = 0;
   for (std::size_t k = 0; k < checkpoint.manifest().files.size(); ++k) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <shardopt/collectives/collective.hpp>
+#include <shardopt/core/counts.hpp>
 #include <shardopt/core/error.hpp>
 #include <shardopt/core/math.hpp>
 #include <shardopt/core/parameter_table.hpp>
@@ -33,7 +34,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -433,8 +433,9 @@ class ZeroOptimizer {
     require_still("set_counters", stream);
     if (counters.iteration < 0 || counters.updates < 0 || counters.loss_scale_good_steps < 0)
       throw std::invalid_argument("shardopt: set_counters: counts cannot be negative");
-    if ((std::max)(counters.iteration, counters.updates) > (std::numeric_limits<std::int64_t>::max)() / 2)
-      throw std::invalid_argument("shardopt: set_counters: counts are too large for steps to follow");
+    if ((std::max)(counters.iteration, counters.updates) > max_steps)
+      throw std::invalid_argument("shardopt: set_counters: iteration and updates must be at most " +
+                                  std::to_string(max_steps));
     if (!math::is_finite(counters.loss_scale) || !math::less(0.0f, counters.loss_scale))
       throw std::invalid_argument("shardopt: set_counters: loss_scale must be positive and finite");
     if (!config_.loss_scale && !math::equal(counters.loss_scale, 1.0f)) {
