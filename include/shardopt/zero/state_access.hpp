@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -60,6 +62,23 @@ class StateAccess {
     return entry;
   }
 
+  /// @throws std::invalid_argument for a run that is no part of one that this rank keeps
+  void require_kept(std::span<const StateRun> given) const {
+    std::vector<StateRun> kept = runs(StateCover::kept);
+    const std::less<> below;  // of addresses in different buffers, too
+    std::sort(kept.begin(), kept.end(),
+              [&](const StateRun& a, const StateRun& b) { return below(a.data, b.data); });
+    for (const StateRun& run : given) {
+      const auto next =
+          std::upper_bound(kept.begin(), kept.end(), run.data,
+                           [&](const float* data, const StateRun& k) { return below(data, k.data); });
+      if (next != kept.begin() && is_part(run, *std::prev(next))) continue;
+      throw std::invalid_argument("shardopt: set_states: elements " + std::to_string(run.range.begin) + ".." +
+                                  std::to_string(run.range.end) + " of " + in_quotes(run.state) + " of " +
+                                  in_quotes(run.parameter) + " are no part of a run of states()");
+    }
+  }
+
   /// Enqueues copies of this rank's parts of a whole state from host memory.
   template <class Device>
   void upload(const ParameterTable::Entry& entry, std::string_view state, std::span<const float> values,
@@ -93,6 +112,12 @@ class StateAccess {
   }
 
  private:
+  [[nodiscard]] static bool is_part(const StateRun& part, const StateRun& whole) {
+    return part.state == whole.state && part.parameter == whole.parameter &&
+           part.range.begin <= part.range.end && part.range.end <= whole.range.end &&
+           part.data - whole.data == part.range.begin - whole.range.begin;
+  }
+
   [[nodiscard]] bool keeps(std::string_view state) const {
     if (!Precision::has_master && state == "master") return true;
     return std::any_of(plan_.buffers.begin(), plan_.buffers.end(),

@@ -388,7 +388,7 @@ class ZeroOptimizer {
   /// holds.
   /// @param runs  of states(), or parts of those
   /// @param values  of all runs, one behind the other
-  /// @throws std::invalid_argument for another number of values
+  /// @throws std::invalid_argument for another number of values, or a run that is no such part
   /// @throws std::logic_error in a capture, or in the middle of a step
   void set_states(std::span<const StateRun> runs, std::span<const float> values, Stream stream) {
     require_still("set_states", stream);
@@ -398,6 +398,7 @@ class ZeroOptimizer {
       throw std::invalid_argument("shardopt: set_states: the runs have " + std::to_string(elements) +
                                   " elements, not " + std::to_string(values.size()));
     }
+    access().require_kept(runs);
     steps_->guarded("set_states", stream, [&] {
       steps_->settle(stream);
       const float* from = values.data();

@@ -374,6 +374,18 @@ TEST_CASE("Runs of states take as many values as they have elements, between ste
     if (told.find("the runs have " + std::to_string(values.size()) + " elements, not " +
                   std::to_string(more.size())) == std::string::npos)
       return "says: " + told;
+    // Longer than what the rank keeps, in front of it, or of another name.
+    for (const auto& wrong :
+         {so::StateRun{
+              runs[0].state, runs[0].parameter, {runs[0].range.begin, runs[0].range.end + 1}, runs[0].data},
+          so::StateRun{runs[0].state, runs[0].parameter, runs[0].range, runs[0].data - 1},
+          so::StateRun{runs[0].state, "other", runs[0].range, runs[0].data}}) {
+      const std::vector<float> many(static_cast<std::size_t>(wrong.range.size()), 3);
+      const std::string refused = message_of<std::invalid_argument>([&] {
+        optimizer.set_states({&wrong, 1}, many, {});
+      });
+      if (refused.find("no part of a run of states()") == std::string::npos) return "says: " + refused;
+    }
     for (const auto& run : runs) {
       for (std::int64_t i = 0; i < run.range.size(); ++i) {
         if (run.data[i] != 0) return "written when it was refused";
