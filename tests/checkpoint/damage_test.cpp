@@ -150,7 +150,7 @@ TEST_CASE("A flipped bit is told to every rank, with the generation that is whol
 TEST_CASE("A failure that is no damage offers no older generation", "[checkpoint][host]") {
   constexpr int world = 3;
   const int bad = GENERATE(0, 1, 2);
-  const int kind = GENERATE(0, 1, 2);
+  const int kind = GENERATE(0, 1, 2, 3);
   CAPTURE(bad, kind);
   Files disk(small_checkpoints(2, checkpoint_table()));
   const auto seen = on_ranks(world, [&](HostThreads comm) {
@@ -161,6 +161,9 @@ TEST_CASE("A failure that is no damage offers no older generation", "[checkpoint
     bool failed = false;
     files.before = [&](const std::string& call, const std::filesystem::path& path) {
       if (!here || failed || call != "open" || path.extension() != ".safetensors") return;
+      if (kind == 3 && path.parent_path() == newest_of(disk))  // and whenever it is tried again
+        throw so::FileError("shardopt: open: Permission denied",
+                            std::make_error_code(std::errc::permission_denied));
       failed = true;
       if (kind == 0) throw std::bad_alloc();
       if (kind == 1) throw so::CheckpointError("shardopt: open: Input/output error");  // for the moment

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace shardopt::inline v0 {
@@ -24,6 +25,19 @@ class CheckpointError : public Error {
 
  private:
   std::filesystem::path alternative_;
+};
+
+/// What a file system throws where the system refuses a call.
+class FileError : public CheckpointError {
+ public:
+  /// @param text  the whole message  @param code  the system's
+  FileError(const std::string& text, std::error_code code) : CheckpointError(text), code_(code) {}
+
+  /// The system's reason.
+  [[nodiscard]] std::error_code code() const noexcept { return code_; }
+
+ private:
+  std::error_code code_;
 };
 
 }  // namespace shardopt::inline v0

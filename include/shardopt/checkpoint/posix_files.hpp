@@ -29,8 +29,9 @@ namespace detail {
 using namespace shardopt::detail;
 
 [[noreturn]] inline void throw_file_error(const char* call, const std::filesystem::path& path, int code) {
-  throw CheckpointError("shardopt: " + std::string(call) + " of " + in_quotes(path.string()) + ": " +
-                        std::generic_category().message(code));
+  const std::error_code why(code, std::generic_category());
+  throw FileError("shardopt: " + std::string(call) + " of " + in_quotes(path.string()) + ": " + why.message(),
+                  why);
 }
 
 /// A file descriptor that is closed.

@@ -4,6 +4,8 @@
 #include <shardopt/checkpoint/agreement.hpp>
 #include <shardopt/checkpoint/block_file.hpp>
 #include <shardopt/checkpoint/checkpoint.hpp>
+#include <shardopt/checkpoint/checkpoint_error.hpp>
+#include <shardopt/checkpoint/file_system.hpp>
 #include <shardopt/checkpoint/generations.hpp>
 #include <shardopt/checkpoint/shard_file.hpp>
 #include <shardopt/core/range.hpp>
@@ -17,6 +19,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace shardopt::inline v0::checkpoint {
@@ -97,6 +100,23 @@ inline void verify_file(const Checkpoint& checkpoint, std::size_t index, Told to
   }
 }
 
+/// Whether a generation's files cannot be opened for a reason that says nothing of what they hold.
+[[nodiscard]] inline bool is_withheld(const Generation& generation, const FileSystem& files) {
+  try {
+    for (const auto& entry : files.list(generation.path)) {
+      if (!entry.is_directory) static_cast<void>(files.open(generation.path / entry.name));
+    }
+  } catch (const FileError& error) {
+    const std::error_code code = error.code();
+    return code == std::errc::permission_denied || code == std::errc::operation_not_permitted ||
+           code == std::errc::too_many_files_open || code == std::errc::too_many_files_open_in_system ||
+           code == std::errc::not_enough_memory;
+  } catch (const CheckpointError&) {
+    return false;
+  }
+  return false;
+}
+
 /// verify(), up to the first file with a problem if that is all that is asked for.
 [[nodiscard]] inline std::vector<std::string> problems_of(const Checkpoint& checkpoint, Told told,
                                                           const Progress& progress) {
@@ -125,11 +145,12 @@ inline void verify_file(const Checkpoint& checkpoint, std::size_t index, Told to
 }
 
 /// The newest generation of a directory that is whole: all its bytes are read, and those of newer ones until
-/// their damage shows.
+/// their damage shows. None where that cannot be told of a newer one: its files may not be opened.
 [[nodiscard]] inline std::optional<Generation> newest_whole(
     const std::filesystem::path& directory, const FileSystem& files = PosixFiles::instance()) {
   const std::vector<Generation> all = generations(directory, files);
   for (auto generation = all.rbegin(); generation != all.rend(); ++generation) {
+    if (detail::is_withheld(*generation, files)) break;
     bool whole = false;
     static_cast<void>(detail::failure_of([&] {
       const Checkpoint checkpoint(generation->path, files);
