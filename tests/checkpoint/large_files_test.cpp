@@ -70,8 +70,9 @@ TEST_CASE("A block that cannot be read, and a damaged one before it: the first i
   static_cast<void>(save_to(files));
   const auto path = shard_of(files);
   const bool damaged = GENERATE(false, true);
-  const int unreadable = GENERATE(3, 5, 8);
-  CAPTURE(damaged, unreadable);
+  const std::int64_t block = GENERATE(3, 5, 8);
+  CAPTURE(damaged, block);
+  const std::int64_t unreadable = block * ckpt::block_bytes + 5;
   if (damaged) {
     char& byte = files.bytes(path)[static_cast<std::size_t>(2 * ckpt::block_bytes)];
     byte = static_cast<char>(byte ^ 4);
@@ -79,9 +80,8 @@ TEST_CASE("A block that cannot be read, and a damaged one before it: the first i
   const auto messages = on_ranks(1, [&](HostThreads comm) {
     LargeEngine engine = large_engine(std::move(comm));
     WatchedFiles watched(files);
-    int block = 0;
-    watched.before = [&](const std::string& call, const std::filesystem::path& read) {
-      if (call == "read" && read == path && block++ == unreadable)
+    watched.before_read = [&](const std::filesystem::path& read, so::Range bytes) {
+      if (read == path && bytes.contains(unreadable))
         throw so::CheckpointError("shardopt: the disk is on fire");
     };
     return message_of<so::CheckpointError>(

@@ -3,6 +3,7 @@
 
 #include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/file_system.hpp>
+#include <shardopt/core/range.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -34,6 +35,8 @@ class WatchedFiles final : public so::checkpoint::FileSystem {
   std::int64_t room = (std::numeric_limits<std::int64_t>::max)();
   /// Is called before each call with its name and path; may take its time, or throw.
   std::function<void(const std::string&, const std::filesystem::path&)> before = {};
+  /// Likewise before each reading, with the bytes of the file.
+  std::function<void(const std::filesystem::path&, so::Range)> before_read = {};
 
   /// Calls until now.
   [[nodiscard]] std::int64_t calls() const noexcept { return calls_; }
@@ -113,6 +116,8 @@ class WatchedFiles final : public so::checkpoint::FileSystem {
     [[nodiscard]] std::int64_t size() const override { return inner_->size(); }
     void read_at(std::int64_t offset, std::span<std::byte> bytes) const override {
       files_.enter("read", path_);
+      if (files_.before_read)
+        files_.before_read(path_, {offset, offset + static_cast<std::int64_t>(bytes.size())});
       files_.bytes_read_[path_.filename().string()] += static_cast<std::int64_t>(bytes.size());
       inner_->read_at(offset, bytes);
     }

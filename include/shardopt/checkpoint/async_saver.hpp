@@ -115,9 +115,8 @@ class AsyncSaver {
     template <class Optimizer>
     void take(Optimizer& optimizer, typename Optimizer::Stream stream) {
       const auto runs = optimizer.owned_states();
-      std::int64_t bytes = 0;
-      for (const auto& run : runs) bytes += run.range.size() * static_cast<std::int64_t>(sizeof(float));
-      snapshot = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+      snapshot = std::make_unique_for_overwrite<std::byte[]>(
+          static_cast<std::size_t>(detail::elements_of(runs)) * sizeof(float));
       detail::DeviceReader<typename Optimizer::Device> reader(optimizer.device(),
                                                               optimizer.transfer_memory());
       reader.read(runs, stream, [&](std::span<const std::byte> chunk) {

@@ -10,9 +10,11 @@
 #include <shardopt/checkpoint/extracts.hpp>
 #include <shardopt/checkpoint/load_options.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
+#include <shardopt/checkpoint/memory_advice.hpp>
 #include <shardopt/checkpoint/parameter_index.hpp>
 #include <shardopt/checkpoint/staging_reader.hpp>
 #include <shardopt/checkpoint/verify.hpp>
+#include <shardopt/core/counts.hpp>
 #include <shardopt/core/error.hpp>
 #include <shardopt/core/math.hpp>
 #include <shardopt/rules/rule.hpp>
@@ -64,6 +66,7 @@ class Loading {
     // Not zeroed: every byte is read. What is not covered by a piece was refused when the manifest was read.
     staging_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(staging_elements_));
     auto* into = reinterpret_cast<std::byte*>(staging_.get());
+    prefer_large_pages(into, static_cast<std::size_t>(staging_elements_) * sizeof(float));
     const Manifest& manifest = checkpoint_->manifest();
     if (optimizer_.rank() == 0) require_clean_folder(*checkpoint_);
     std::int64_t unread = 0;

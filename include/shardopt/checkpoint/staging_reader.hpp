@@ -4,6 +4,7 @@
 #include <shardopt/checkpoint/block_file.hpp>
 #include <shardopt/checkpoint/block_reader.hpp>
 #include <shardopt/checkpoint/checkpoint.hpp>
+#include <shardopt/checkpoint/checkpoint_error.hpp>
 #include <shardopt/checkpoint/follower.hpp>
 #include <shardopt/checkpoint/memory_advice.hpp>
 #include <shardopt/core/range.hpp>
@@ -73,6 +74,8 @@ class StagingReader {
   };
 
   static constexpr std::size_t blocks_worth_a_thread = 4;
+  /// In one call: enough that a disk need not wait for the next.
+  static constexpr std::size_t blocks_at_once = 8;
   /// Far enough for the time that the system takes to make their pages.
   static constexpr std::size_t blocks_ahead = 64;
 
@@ -93,6 +96,19 @@ class StagingReader {
       make_resident(placed[ahead].bytes.data(), placed[ahead].bytes.size());
   }
 
+  /// How many placed blocks, from the k-th on, lie side by side both in the file and in memory.
+  [[nodiscard]] static std::size_t neighbours(const std::vector<Placed>& placed, std::size_t k) {
+    std::size_t count = 1;
+    while (count < blocks_at_once && k + count < placed.size()) {
+      const Placed& before = placed[k + count - 1];
+      const Placed& next = placed[k + count];
+      if (next.block != before.block + 1 || next.bytes.data() != before.bytes.data() + before.bytes.size())
+        break;
+      ++count;
+    }
+    return count;
+  }
+
   template <class Verify>
   void read_in_order(const std::vector<Extract>& extracts, const Verify& verify,
                      const std::vector<Placed>& placed, std::optional<Follower>& follower) {
@@ -100,16 +116,32 @@ class StagingReader {
       std::memcpy(into_ + extract.target_offset + done, bytes.data(), bytes.size());
     };
     BlockFile& file = reader_.file();
-    auto next = placed.begin();
+    std::size_t next = 0;  // of the placed blocks
+    std::size_t read = 0;  // those before were read
     bool failed = false;
     file.for_each_block(extracts, verify, [&](std::int64_t block, Range bytes, auto first, auto last) {
       if (failed) return;
       if (!goes_whole(bytes, first, last)) return reader_.read_block(block, bytes, first, last, copy);
-      const std::span<std::byte> place = (next++)->bytes;
-      if (!follower) return file.read_verified(block, place);
-      file.read(block, place);
+      const std::size_t k = next++;
+      if (!follower) return file.read_verified(block, placed[k].bytes);
+      if (k == read) read += read_neighbours(placed, k);
       failed = !follower->release();
     });
+  }
+
+  /// Reads placed blocks from the k-th on, as many as lie side by side both in the file and in memory. If
+  /// they cannot be read together, the first alone: it may be a later one's fault. @return how many
+  std::size_t read_neighbours(const std::vector<Placed>& placed, std::size_t k) {
+    const std::size_t count = neighbours(placed, k);
+    const std::span<std::byte> last = placed[k + count - 1].bytes;
+    try {
+      reader_.file().read(placed[k].block, {placed[k].bytes.data(), last.data() + last.size()});
+      return count;
+    } catch (const CheckpointError&) {
+      if (count == 1) throw;
+    }
+    reader_.file().read(placed[k].block, placed[k].bytes);
+    return 1;
   }
 
   BlockReader reader_;
