@@ -20,7 +20,7 @@ LEAK = 99
 
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess:
-    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300, check=False)
 
 
 def main() -> int:
@@ -53,6 +53,9 @@ def main() -> int:
             except subprocess.TimeoutExpired:
                 code, text = -1, "hang"
             runs += 1
+            for line in text.splitlines():
+                if line.startswith("launcher: "):  # what it did beside launching
+                    print(f"{name}, call {number}: {line}", flush=True)
             if code == 0 or (code == LEAK and name in FREEING):
                 continue
             failures += 1
