@@ -3,6 +3,7 @@
 
 #include <shardopt/core/dtype.hpp>
 #include <shardopt/core/range.hpp>
+#include <shardopt/core/rank_tree.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -18,6 +19,9 @@ enum class Reduction : std::uint8_t {
   native,     ///< the communication library's own: same configuration, same bits
   ordered,    ///< once, in fp32, by a fixed tree over the rank index: bits depend on the gradients alone
 };
+
+/// Ranks that an ordered reduction can have.
+inline constexpr int most_ordered_ranks = (1 << detail::device_rank_levels) - 1;
 
 /// The name as it stands in messages.
 [[nodiscard]] constexpr std::string_view name_of(Reduction reduction) noexcept {

@@ -5,6 +5,9 @@
 
 namespace shardopt::inline v0::detail {
 
+/// Levels of the tree on a device, where each takes a register.
+inline constexpr int device_rank_levels = 12;
+
 /// Sum over ranks by the fixed tree: adjacent pairs level by level, an odd last one carried up.
 ///
 /// Works like a binary counter: partial[k] holds a finished subtree of 2^k ranks. A subtree of two adjacent

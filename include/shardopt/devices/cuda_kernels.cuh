@@ -91,15 +91,15 @@ struct LoadReceived {
   }
 };
 
-/// own[i] = sum over ranks by the fixed tree, in fp32, rounded once.
+/// own[i] = sum over ranks by the fixed tree, in fp32, rounded once. @pre world < 2^device_rank_levels
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     sum_ranks_kernel(T* own, const T* received, std::int64_t count, int rank, int world) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block_threads;
   for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x; at < count;
        at += step) {
-    own[at] =
-        from_float<T>(sum_over_ranks<12, float>(world, LoadReceived<T>{own, received, count, at, rank}));
+    own[at] = from_float<T>(
+        sum_over_ranks<device_rank_levels, float>(world, LoadReceived<T>{own, received, count, at, rank}));
   }
 }
 

@@ -54,14 +54,21 @@ struct Preparation {
                                   std::to_string(placement.world) + " does not exist");
     }
     const Dtype type = dtype_of<Grad>;
-    if (config.reduction == Reduction::automatic) return Comm::automatic_reduction(type);
+    const Reduction reduction =
+        config.reduction == Reduction::automatic ? Comm::automatic_reduction(type) : config.reduction;
+    if (reduction == Reduction::ordered && placement.world > most_ordered_ranks) {
+      throw std::invalid_argument("shardopt: config.reduction: an ordered reduction has at most " +
+                                  std::to_string(most_ordered_ranks) + " ranks, not " +
+                                  std::to_string(placement.world) + "; choose Reduction::native");
+    }
+    if (config.reduction == Reduction::automatic) return reduction;
     if (!Comm::supports(config.reduction, type)) {
       throw std::invalid_argument("shardopt: config.reduction: " + std::string(Comm::name) + " has no " +
                                   std::string(name_of(config.reduction)) + " reduction of " +
                                   std::string(name_of(type)) + "; leave it automatic (" +
                                   std::string(name_of(Comm::automatic_reduction(type))) + ")");
     }
-    return config.reduction;
+    return reduction;
   }
 
   static bool keeps_state(const Config& config) {

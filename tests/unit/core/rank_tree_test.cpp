@@ -20,6 +20,10 @@ SHARDOPT_TARGET_AVX2 float library_sum(int world, std::vector<int>* order = null
   });
 }
 
+SHARDOPT_TARGET_AVX2 float sum_of_ones(int world) {
+  return so::detail::sum_over_ranks<so::detail::device_rank_levels, float>(world, [](int) { return 1.0f; });
+}
+
 /// Adjacent pairs level by level, an odd last one carried up.
 float tree_sum(int world) {
   std::vector<float> level;
@@ -40,6 +44,11 @@ TEST_CASE("Ranks are added by adjacent pairs level by level, an odd last one car
     CAPTURE(world);
     REQUIRE(library_sum(world) == tree_sum(world));
   }
+}
+
+TEST_CASE("As many ranks are added as the levels on a device allow", "[core][host]") {
+  for (const int world : {1, 2048, 4094, (1 << so::detail::device_rank_levels) - 1})
+    CHECK(sum_of_ones(world) == static_cast<float>(world));
 }
 
 TEST_CASE("Each rank is read once, in order", "[core][host]") {

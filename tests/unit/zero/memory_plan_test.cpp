@@ -151,6 +151,16 @@ TEST_CASE("A rank that does not exist is refused", "[zero][law9][host]") {
   }
 }
 
+TEST_CASE("More ranks than an ordered reduction can have are refused, with what would work",
+          "[zero][law9][host]") {
+  using Optimizer = ThreadsOptimizer<so::Adam, Bf16>;
+  const auto table = table_of_sizes({10, 300});
+  CHECK_NOTHROW(Optimizer::plan(table, {}, {.rank = 0, .world = so::most_ordered_ranks}));
+  const auto message = message_of<std::invalid_argument>(
+      [&] { static_cast<void>(Optimizer::plan(table, {}, {.rank = 0, .world = 4096})); });
+  CHECK(message.find("at most 4095 ranks, not 4096; choose Reduction::native") != std::string::npos);
+}
+
 TEST_CASE("More elements than bytes can be counted for are refused, as many as can are planned",
           "[zero][host]") {
   const auto refusal = [](auto optimizer, std::int64_t elements, std::int64_t bucket_bytes) {
