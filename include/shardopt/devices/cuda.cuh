@@ -3,11 +3,15 @@
 
 #include <shardopt/core/dtype.hpp>
 #include <shardopt/core/error.hpp>
+#include <shardopt/core/tile.hpp>
 #include <shardopt/devices/cuda_choice.cuh>
+#include <shardopt/devices/cuda_device_guard.cuh>
 #include <shardopt/devices/cuda_error.cuh>
 #include <shardopt/devices/cuda_kernels.cuh>
 #include <shardopt/devices/cuda_norm.cuh>
 #include <shardopt/devices/cuda_update.cuh>
+#include <shardopt/devices/update.hpp>
+#include <shardopt/rules/rule.hpp>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -37,29 +41,9 @@ struct DtypeOf<__half> {
   static constexpr Dtype value = Dtype::fp16;
 };
 
-/// Makes a device current for as long as it lives, then the one before again.
-class CudaDeviceGuard {
- public:
-  /// @throws CudaError
-  explicit CudaDeviceGuard(int device) {
-    throw_if_failed(cudaGetDevice(&before_), "cudaGetDevice");
-    if (before_ == device) return;
-    throw_if_failed(cudaSetDevice(device), "cudaSetDevice");
-    changed_ = true;
-  }
-  CudaDeviceGuard(const CudaDeviceGuard&) = delete;
-  CudaDeviceGuard& operator=(const CudaDeviceGuard&) = delete;
-  ~CudaDeviceGuard() {
-    if (changed_) static_cast<void>(cudaSetDevice(before_));
-  }
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
-
 /// One GPU. Calls enqueue on the stream they are given and do not wait, unless they say so. The current
-/// device of the calling thread is left as it was.
+/// device of the calling thread is left as it was (see CudaDeviceGuard). Calls that are not noexcept throw
+/// CudaError where CUDA reports a failure: of the call itself, or of work that was enqueued before.
 class Cuda {
  public:
   /// What work is enqueued on.
@@ -121,22 +105,22 @@ class Cuda {
   /// As cudaSetDevice counts.
   [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
 
-  /// Device memory, aligned to 256 bytes.
+  /// Device memory, aligned to 256 bytes. @throws CudaError
   [[nodiscard]] void* allocate(std::int64_t bytes) const {
     const CudaDeviceGuard guard(ordinal_);
     void* memory = nullptr;
-    throw_if_failed(cudaMalloc(&memory, static_cast<std::size_t>(bytes)), "cudaMalloc");
+    throw_unless_allocated(cudaMalloc(&memory, static_cast<std::size_t>(bytes)), "cudaMalloc", bytes);
     return memory;
   }
   /// Gives back what allocate gave.
   void deallocate(void* memory) const noexcept { static_cast<void>(cudaFree(memory)); }
-  /// Host memory that the device can write.
+  /// Host memory that the device can write. @throws CudaError
   [[nodiscard]] void* allocate_pinned(std::int64_t bytes) const {
     const CudaDeviceGuard guard(ordinal_);
     void* memory = nullptr;
-    throw_if_failed(
+    throw_unless_allocated(
         cudaHostAlloc(&memory, static_cast<std::size_t>(bytes), cudaHostAllocPortable | cudaHostAllocMapped),
-        "cudaHostAlloc");
+        "cudaHostAlloc", bytes);
     return memory;
   }
   /// Gives back what allocate_pinned gave.
@@ -152,13 +136,14 @@ class Cuda {
   /// Marks what the stream holds now.
   void record(Event& event, Stream stream) const {
     const CudaDeviceGuard guard(ordinal_);
-    event.capture_ = capture_of(stream);
-    if (event.capture_ != 0 && event.captured_ == nullptr) {
+    const std::uint64_t capture = capture_of(stream);
+    if (capture != 0 && event.captured_ == nullptr) {
       throw_if_failed(cudaEventCreateWithFlags(&event.captured_, cudaEventDisableTiming),
                       "cudaEventCreateWithFlags");
     }
-    throw_if_failed(cudaEventRecord(event.capture_ != 0 ? event.captured_ : event.event_, stream),
+    throw_if_failed(cudaEventRecord(capture != 0 ? event.captured_ : event.event_, stream),
                     "cudaEventRecord");
+    event.capture_ = capture;  // at the end: what failed has marked nothing
   }
   /// The stream goes on when what the last record marks is done.
   void wait(Stream stream, const Event& event) const {
@@ -178,7 +163,11 @@ class Cuda {
   }
   /// The capture that a stream is in, 0 for none. @throws CudaError
   [[nodiscard]] static std::uint64_t capture_of(Stream stream) {
-    if (stream == nullptr) return 0;  // the legacy stream cannot be captured
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+    if (stream == cudaStreamLegacy) return 0;
+#else
+    if (stream == nullptr || stream == cudaStreamLegacy) return 0;  // the legacy stream cannot be captured
+#endif
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     unsigned long long id = 0;
     throw_if_failed(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
@@ -298,12 +287,13 @@ class Cuda {
   template <class Bits>
   void add_digest(const Bits* elements, std::int64_t count, std::uint64_t first, std::uint64_t* sum,
                   Stream stream) const {
+    if (count == 0) return;
     launch(detail::add_digest_kernel<Bits>, blocks_for(count), detail::block_threads, stream, elements, count,
            first, reinterpret_cast<unsigned long long*>(sum));
   }
 
   /// own[i] = sum over ranks in the fixed order. @param received  the other ranks' contributions, in rank
-  /// order
+  /// order  @pre world <= most_ordered_ranks
   /// @throws std::invalid_argument for a type that is not fp32, bf16 or fp16
   void sum_ranks(Dtype type, void* own, const void* received, std::int64_t count, int rank, int world,
                  Stream stream) const {
@@ -349,7 +339,7 @@ class Cuda {
     }
   }
 
-  /// to[i] = sum over ranks of integers. @pre count <= 256
+  /// to[i] = sum over ranks of integers. @pre count <= detail::block_threads
   void sum_words(const detail::Sources& sources, int world, std::int64_t* to, std::int64_t count,
                  Stream stream) const {
     if (count == 0) return;
@@ -358,6 +348,15 @@ class Cuda {
   }
 
  private:
+  static void throw_unless_allocated(cudaError_t status, const char* call, std::int64_t bytes) {
+    try {
+      throw_if_failed(status, call);
+    } catch (CudaError& error) {
+      error.add_context(std::to_string(bytes) + " bytes were asked for");
+      throw;
+    }
+  }
+
   [[noreturn]] static void throw_not_summable(Dtype type) {
     throw std::invalid_argument("shardopt: ordered sums take fp32, bf16 and fp16, not " +
                                 std::string(name_of(type)));

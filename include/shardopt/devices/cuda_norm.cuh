@@ -90,8 +90,8 @@ class WarpGrain {
     }
   }
 
-  float values_[rows];
-  bool paired_;
+  float values_[rows] = {};
+  bool paired_ = false;
 };
 
 /// Where a warp finds its grain of a tile. A tile has at most as many grains as a block has warps.
