@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/collectives/blocks.hpp>
+#include <shardopt/collectives/call_signature.hpp>
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/collectives/nccl_error.cuh>
 #include <shardopt/collectives/nccl_handle.cuh>
 #include <shardopt/collectives/nccl_options.hpp>
-#include <shardopt/core/digest.hpp>
 #include <shardopt/core/dtype.hpp>
 #include <shardopt/core/error.hpp>
 #include <shardopt/core/range.hpp>
@@ -15,7 +16,6 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
-#include <array>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -27,7 +27,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,9 +36,12 @@ namespace shardopt::inline v0 {
 ///
 /// NCCL is called only inside the library's own calls, on the stream given here, in program order: the engine
 /// may use the same communicator between them (within a step, see ZeroOptimizer::gradient_ready). Equal
-/// blocks are sent by reduce-scatter and all-gather in
-/// place, others by one group of reductions or broadcasts. `ordered` reductions send each slice to its owner
-/// (the same bytes) and add there.
+/// blocks are sent by reduce-scatter and all-gather in place, others by one group of reductions or
+/// broadcasts. `ordered` reductions send each slice to its owner (the same bytes) and add there.
+///
+/// Each call throws NcclError or CudaError where one of theirs fails, CollectiveError where the communicator
+/// has failed, and std::invalid_argument for blocks or a root that do not fit the world; nothing was sent
+/// then.
 class Nccl {
  public:
   /// Where buffers live and kernels run.
@@ -49,22 +51,22 @@ class Nccl {
 
   /// The engine's communicator, used on the engine's stream; both must outlive this. The communicator's
   /// device may differ from the current one. May be borrowed several times, with options of each user's own;
-  /// an abort by one is a failure for all. @throws NcclError if the communicator is not usable
+  /// an abort by one is a failure for all.
+  /// @throws NcclError if the communicator is not usable; std::system_error if no thread can watch it
   [[nodiscard]] static Nccl borrow(ncclComm_t comm, cudaStream_t stream, const NcclOptions& options = {}) {
     return Nccl(comm, stream, false, options);
   }
 
   /// A communicator of its own on the current device. Collective; waits for the other ranks, at most for
-  /// `options.deadline` if there is one; with one, the communicator does not block (see native()).
+  /// `options.deadline` if there is one; with one, the communicator does not block (see native()). Destroy
+  /// graphs that captured its steps before this goes: NCCL waits for them.
   /// @param id  the same on all ranks, from ncclGetUniqueId on one of them
   /// @throws std::invalid_argument for a rank outside the world; NcclError, or with a deadline
-  /// CollectiveError, if the ranks cannot join: two use one GPU, or not all have come in time
+  /// CollectiveError, if the ranks cannot join: two use one GPU, or not all have come in time;
+  /// std::system_error if no thread can watch it
   [[nodiscard]] static Nccl create(const ncclUniqueId& id, int rank, int world, cudaStream_t stream,
                                    const NcclOptions& options = {}) {
-    if (world < 1 || rank < 0 || rank >= world) {
-      throw std::invalid_argument("shardopt: rank " + std::to_string(rank) + " of a world of " +
-                                  std::to_string(world) + " does not exist");
-    }
+    detail::require_rank(rank, world, name);
     ncclComm_t comm = nullptr;
     if (options.deadline.count() > 0) {
       comm = join_in_time(id, rank, world, options.deadline);
@@ -104,20 +106,21 @@ class Nccl {
     if (handle_->watched()) handle_->label(text);
   }
 
-  /// Waits for events on the host, and gives up if the communicator fails meanwhile; may outlive this.
+  /// Waits for events on the host, and throws if the communicator fails meanwhile: at once where there is a
+  /// deadline, else when the event comes. May outlive this and the communicator; then it only waits.
   [[nodiscard]] std::function<void(const Cuda::Event&)> waiter() const {
-    return [handle = handle_](const Cuda::Event& event) { handle->wait(event); };
+    return [handle = handle_.get_deleter().handle](const Cuda::Event& event) { handle->wait(event); };
   }
 
   /// For debugging: from now on every call but exchange() first compares operation, type, count, root and
   /// blocks with the other ranks', and waits for that. Where they differ every rank gets a CollectiveError
   /// that names both, instead of a hang or wrong sums. All ranks must ask for it, or they hang; as calls wait
-  /// on the host, they cannot be captured. Costs a small all-gather and a wait a call, and world · 64 bytes
-  /// of device memory that no MemoryPlan counts.
+  /// on the host, they cannot be captured. @throws CudaError. Costs a small all-gather and a wait a call, and
+  /// world · 64 bytes of device memory that no MemoryPlan counts.
   [[nodiscard]] Nccl verifying_calls() && {
     if (signatures_ == nullptr) {
-      signatures_ = {device_.allocate(world_ * static_cast<std::int64_t>(sizeof(Signature))),
-                     [device = device_, handle = handle_](void* memory) {
+      signatures_ = {device_.allocate(world_ * static_cast<std::int64_t>(sizeof(detail::CallSignature))),
+                     [device = device_, handle = handle_.get_deleter().handle](void* memory) {
                        // To free it would wait for the device, for ever where a kernel waits for a lost peer.
                        if (!handle->stuck()) device.deallocate(memory);
                      }};
@@ -157,21 +160,28 @@ class Nccl {
   /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
   /// @throws std::invalid_argument for a reduction that is automatic or not supported; nothing was sent
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction reduction, void* workspace) {
+    detail::require_block_a_rank(blocks, world_, name);
+    verify({.operation = detail::Operation::reduce_scatter,
+            .type = type,
+            .count = blocks.elements(),
+            .layout = detail::digest_of(blocks) + static_cast<std::uint64_t>(reduction)});
+    // Refused behind the comparison: ranks that call for another reduction wait in it.
     if (reduction == Reduction::automatic || !supports(reduction, type)) {
       throw std::invalid_argument("shardopt: nccl has no " + std::string(name_of(reduction)) +
                                   " reduction of " + std::string(name_of(type)));
     }
-    verify({.operation = operation_reduce_scatter,
-            .type = type,
-            .count = blocks.elements(),
-            .layout = digest_of(blocks, reduction)});
+    if (reduction == Reduction::ordered && world_ > most_ordered_ranks) {
+      throw std::invalid_argument("shardopt: nccl has no ordered reduction of more than " +
+                                  std::to_string(most_ordered_ranks) + " ranks, such as " +
+                                  std::to_string(world_));
+    }
     if (blocks.elements() == 0) return;
     if (reduction == Reduction::ordered) return reduce_scatter_ordered(base, blocks, type, workspace);
     if (blocks.uniform()) {
       const Range own = blocks.block(rank_);
       enqueue("ncclReduceScatter", [&](ncclComm_t comm) {
-        return ncclReduceScatter(base, at(base, own.begin, type), size(own), nccl_type(type), ncclSum, comm,
-                                 stream_);
+        return ncclReduceScatter(base, detail::element_of(base, own.begin, type), size(own), nccl_type(type),
+                                 ncclSum, comm, stream_);
       });
       return;
     }
@@ -184,15 +194,17 @@ class Nccl {
 
   /// Block r of `base` becomes rank r's. @see Collective
   void all_gather(void* base, BlockLayout blocks, Dtype type) {
-    verify({.operation = operation_all_gather,
+    detail::require_block_a_rank(blocks, world_, name);
+    verify({.operation = detail::Operation::all_gather,
             .type = type,
             .count = blocks.elements(),
-            .layout = digest_of(blocks, Reduction::native)});
+            .layout = detail::digest_of(blocks)});
     if (blocks.elements() == 0) return;
     if (blocks.uniform()) {
       const Range own = blocks.block(rank_);
       enqueue("ncclAllGather", [&](ncclComm_t comm) {
-        return ncclAllGather(at(base, own.begin, type), base, size(own), nccl_type(type), comm, stream_);
+        return ncclAllGather(detail::element_of(base, own.begin, type), base, size(own), nccl_type(type),
+                             comm, stream_);
       });
       return;
     }
@@ -204,7 +216,7 @@ class Nccl {
 
   /// Sums over the ranks, in place. @see Collective
   void all_reduce(std::int64_t* values, std::int64_t count) {
-    verify({.operation = operation_all_reduce, .type = Dtype::int64, .count = count});
+    verify({.operation = detail::Operation::all_reduce, .type = Dtype::int64, .count = count});
     if (count == 0) return;
     enqueue("ncclAllReduce", [&](ncclComm_t comm) {
       return ncclAllReduce(values, values, static_cast<std::size_t>(count), ncclInt64, ncclSum, comm,
@@ -214,7 +226,8 @@ class Nccl {
 
   /// Bytes of one rank to all. @see Collective
   void broadcast(void* data, std::int64_t bytes, int root) {
-    verify({.operation = operation_broadcast, .type = Dtype::uint8, .count = bytes, .root = root});
+    detail::require_rank(root, world_, name);
+    verify({.operation = detail::Operation::broadcast, .type = Dtype::uint8, .count = bytes, .root = root});
     if (bytes == 0) return;
     enqueue("ncclBroadcast", [&](ncclComm_t comm) {
       return ncclBroadcast(data, data, static_cast<std::size_t>(bytes), ncclUint8, root, comm, stream_);
@@ -223,7 +236,9 @@ class Nccl {
 
   /// Host bytes of every rank to every rank; waits. @see Collective
   void exchange(std::span<const std::byte> mine, std::span<std::byte> all, void* scratch) {
+    detail::require_room_for_all(mine.size(), all.size(), world_, name);
     if (mine.empty()) return;
+    handle_->throw_if_failed();
     auto* own = static_cast<std::byte*>(scratch) + static_cast<std::size_t>(rank_) * mine.size();
     device_.upload(own, mine.data(), static_cast<std::int64_t>(mine.size()), stream_);
     enqueue("ncclAllGather", [&](ncclComm_t comm) {
@@ -235,36 +250,15 @@ class Nccl {
       handle_->wait(gathered);
     }
     device_.download(all.data(), scratch, static_cast<std::int64_t>(all.size()), stream_);
+    handle_->throw_if_failed();  // an abort ends the gathering, too
   }
 
  private:
-  static constexpr std::int32_t operation_reduce_scatter = 1;
-  static constexpr std::int32_t operation_all_gather = 2;
-  static constexpr std::int32_t operation_all_reduce = 3;
-  static constexpr std::int32_t operation_broadcast = 4;
-
-  /// What ranks must agree on in a call. Has no padding: its bytes travel.
-  struct Signature {
-    std::int32_t operation = 0;
-    Dtype type = Dtype::uint8;
-    std::array<std::uint8_t, 4 - sizeof(Dtype)> unused = {};
-    std::int64_t count = 0;
-    std::int64_t root = 0;
-    std::uint64_t layout = 0;
-    std::array<std::uint64_t, 4> room = {};
-
-    bool operator==(const Signature&) const = default;
-
-    [[nodiscard]] std::string text() const {
-      constexpr std::array<const char*, 5> names = {"?", "reduce_scatter", "all_gather", "all_reduce",
-                                                    "broadcast"};
-      const auto index = static_cast<std::size_t>(operation);  // as another rank has sent it
-      return std::string(index < names.size() ? names[index] : names[0]) + " of " + std::to_string(count) +
-             " " + std::string(name_of(type)) + " (root " + std::to_string(root) + ", layout " +
-             std::to_string(layout % 10000) + ")";
-    }
+  /// Ends the use of the communicator with this, whoever still holds the handle to wait.
+  struct Close {
+    std::shared_ptr<detail::NcclHandle> handle;
+    void operator()(detail::NcclHandle*) const noexcept { handle->close(); }
   };
-  static_assert(sizeof(Signature) == 64 && std::has_unique_object_representations_v<Signature>);
 
   Nccl(ncclComm_t comm, cudaStream_t stream, bool owns, const NcclOptions& options) : stream_(stream) {
     int ordinal = 0;
@@ -273,7 +267,8 @@ class Nccl {
       shardopt::throw_if_failed(ncclCommCount(comm, &world_), "ncclCommCount", comm);
       shardopt::throw_if_failed(ncclCommCuDevice(comm, &ordinal), "ncclCommCuDevice", comm);
       device_ = Cuda(ordinal);
-      handle_ = std::make_shared<detail::NcclHandle>(comm, owns, rank_, device_, options);
+      auto handle = std::make_shared<detail::NcclHandle>(comm, owns, rank_, device_, options);
+      handle_ = {handle.get(), Close{handle}};
     } catch (...) {
       if (owns) static_cast<void>(ncclCommDestroy(comm));
       throw;
@@ -321,8 +316,7 @@ class Nccl {
   template <class Body>
   void enqueue(const char* call, const Body& body) {
     const CudaDeviceGuard guard(device_.ordinal());
-    handle_->settle(handle_->call(body), call);
-    handle_->track(stream_);
+    handle_->enqueue(call, stream_, body);
   }
 
   /// Calls for every block that is not empty, as one NCCL group.
@@ -332,7 +326,8 @@ class Nccl {
       for (int root = 0; root < world_; ++root) {
         const Range block = blocks.block(root);
         if (!block.empty())
-          require_queued(body(at(base, block.begin, type), size(block), root, comm), call, comm);
+          require_queued(body(detail::element_of(base, block.begin, type), size(block), root, comm), call,
+                         comm);
       }
     });
   }
@@ -341,7 +336,7 @@ class Nccl {
   template <class Body>
   void enqueue_group(const Body& body) {
     const CudaDeviceGuard guard(device_.ordinal());
-    const ncclResult_t status = handle_->call([&](ncclComm_t comm) {
+    handle_->enqueue("ncclGroupEnd", stream_, [&](ncclComm_t comm) {
       shardopt::throw_if_failed(ncclGroupStart(), "ncclGroupStart", comm);
       try {
         body(comm);
@@ -351,8 +346,6 @@ class Nccl {
       }
       return ncclGroupEnd();
     });
-    handle_->settle(status, "ncclGroupEnd");
-    handle_->track(stream_);
   }
 
   /// Inside a group nothing has begun yet, whatever the communicator's mode.
@@ -368,44 +361,35 @@ class Nccl {
           if (peer == rank_) continue;
           const Range theirs = blocks.block(peer);
           if (!theirs.empty()) {
-            require_queued(
-                ncclSend(at(base, theirs.begin, type), size(theirs), nccl_type(type), peer, comm, stream_),
-                "ncclSend", comm);
+            require_queued(ncclSend(detail::element_of(base, theirs.begin, type), size(theirs),
+                                    nccl_type(type), peer, comm, stream_),
+                           "ncclSend", comm);
           }
           if (!own.empty()) {
-            void* slot = at(workspace, (peer < rank_ ? peer : peer - 1) * own.size(), type);
+            void* slot = detail::element_of(workspace, (peer < rank_ ? peer : peer - 1) * own.size(), type);
             require_queued(ncclRecv(slot, size(own), nccl_type(type), peer, comm, stream_), "ncclRecv", comm);
           }
         }
       });
     }
-    device_.sum_ranks(type, at(base, own.begin, type), workspace, own.size(), rank_, world_, stream_);
+    device_.sum_ranks(type, detail::element_of(base, own.begin, type), workspace, own.size(), rank_, world_,
+                      stream_);
   }
 
-  void verify(const Signature& mine) {
+  void verify(const detail::CallSignature& mine) {
     if (signatures_ == nullptr) return;
     if (Cuda::capture_of(stream_) != 0)
       throw std::logic_error("shardopt: verifying_calls() waits on the host and cannot be captured");
-    std::vector<Signature> all(static_cast<std::size_t>(world_));
+    std::vector<detail::CallSignature> all(static_cast<std::size_t>(world_));
     exchange(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), signatures_.get());
     for (int rank = 1; rank < world_; ++rank) {
-      const Signature& other = all[static_cast<std::size_t>(rank)];
+      const detail::CallSignature& other = all[static_cast<std::size_t>(rank)];
       if (other == all.front()) continue;
       throw CollectiveError("shardopt: ranks call different collectives: rank 0 " + all.front().text() +
                             ", rank " + std::to_string(rank) + " " + other.text());
     }
   }
 
-  [[nodiscard]] static std::uint64_t digest_of(BlockLayout blocks, Reduction reduction) noexcept {
-    Digest digest;
-    digest.add(static_cast<std::uint64_t>(reduction));
-    for (const std::int64_t border : blocks.borders) digest.add(static_cast<std::uint64_t>(border));
-    return digest.value();
-  }
-
-  [[nodiscard]] static void* at(void* base, std::int64_t element, Dtype type) noexcept {
-    return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(size_of(type));
-  }
   [[nodiscard]] static std::size_t size(Range range) noexcept {
     return static_cast<std::size_t>(range.size());
   }
@@ -430,7 +414,7 @@ class Nccl {
   int rank_ = 0;
   int world_ = 1;
   Cuda device_{0};
-  std::shared_ptr<detail::NcclHandle> handle_;
+  std::unique_ptr<detail::NcclHandle, Close> handle_;
   std::shared_ptr<void> signatures_;
 };
 

@@ -19,14 +19,14 @@
 namespace shardopt::inline v0::detail {
 
 /// A communicator, which several objects and threads of the process may use: the first that gives it up does
-/// so for all, once, and while no other thread is in a call of NCCL with it.
+/// so for all, once. It waits for calls of other threads with it, but not for long (`most_wait`).
 class NcclCommunicator {
  public:
   /// The one object of a communicator, for as long as somebody uses it and it is not given up.
   [[nodiscard]] static std::shared_ptr<NcclCommunicator> of(ncclComm_t comm) {
-    Registry& all = registry();
-    const std::lock_guard lock(all.mutex);
-    std::weak_ptr<NcclCommunicator>& known = all.communicators[comm];
+    const std::shared_ptr<Registry>& all = registry();
+    const std::lock_guard lock(all->mutex);
+    std::weak_ptr<NcclCommunicator>& known = all->communicators[comm];
     std::shared_ptr<NcclCommunicator> result = known.lock();
     if (result == nullptr) {
       result = std::make_shared<NcclCommunicator>(comm);
@@ -35,14 +35,15 @@ class NcclCommunicator {
     return result;
   }
 
-  explicit NcclCommunicator(ncclComm_t comm) noexcept : comm_(comm) {}
+  explicit NcclCommunicator(ncclComm_t comm) : comm_(comm), registry_(registry()) {}
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() {
     if (!gone()) forget();
   }
 
-  /// Makes calls of NCCL, by `body(communicator)`. It is not given up meanwhile.
+  /// Makes calls of NCCL, by `body(communicator)`. It is not given up meanwhile, unless they take longer than
+  /// `most_wait`: then NCCL ends them with an error.
   /// @throws CollectiveError if it was given up before
   template <class Body>
   ncclResult_t call(const Body& body) {
@@ -88,10 +89,12 @@ class NcclCommunicator {
     std::mutex mutex;
     std::map<ncclComm_t, std::weak_ptr<NcclCommunicator>> communicators;
   };
-  [[nodiscard]] static Registry& registry() {
-    static Registry all;
+  [[nodiscard]] static const std::shared_ptr<Registry>& registry() {
+    static const auto all = std::make_shared<Registry>();
     return all;
   }
+
+  static constexpr std::chrono::seconds most_wait{1};
 
   /// One call under way.
   class Use {
@@ -112,8 +115,8 @@ class NcclCommunicator {
     NcclCommunicator& of_;
   };
 
-  /// Marks it as given up, once no call is under way. A call enqueues, and takes microseconds; one that takes
-  /// long waits for a peer while it connects, and only the abort can end it.
+  /// Marks it as given up, and waits until no call is under way. A call enqueues, and takes microseconds; one
+  /// that takes long waits for a peer while it connects, and only the abort can end it.
   [[nodiscard]] bool leave_to_me(std::string_view reason) noexcept {
     {
       std::unique_lock lock(mutex_);
@@ -124,19 +127,20 @@ class NcclCommunicator {
         reason_.clear();
       }
       gone_.store(true, std::memory_order_release);
-      idle_.wait_for(lock, std::chrono::seconds(1), [&] { return uses_ == 0; });
+      idle_.wait_for(lock, most_wait, [&] { return uses_ == 0; });
     }
     forget();  // a new communicator may get the same address
     return true;
   }
 
   void forget() noexcept {
-    Registry& all = registry();
-    const std::lock_guard lock(all.mutex);
-    const auto known = all.communicators.find(comm_);
-    if (known == all.communicators.end()) return;
-    const std::shared_ptr<NcclCommunicator> other = known->second.lock();
-    if (other == nullptr || other.get() == this) all.communicators.erase(known);
+    std::shared_ptr<NcclCommunicator>
+        other;  // goes after the lock: it may be the last one's, which forgets itself
+    const std::lock_guard lock(registry_->mutex);
+    const auto known = registry_->communicators.find(comm_);
+    if (known == registry_->communicators.end()) return;
+    other = known->second.lock();
+    if (other == nullptr || other.get() == this) registry_->communicators.erase(known);
   }
 
   ncclComm_t comm_;
@@ -145,6 +149,7 @@ class NcclCommunicator {
   int uses_ = 0;
   std::atomic<bool> gone_{false};
   std::string reason_;
+  std::shared_ptr<Registry> registry_;  ///< one of static storage may outlive that of registry()
 };
 
 }  // namespace shardopt::inline v0::detail

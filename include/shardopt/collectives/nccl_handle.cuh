@@ -13,10 +13,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstddef>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -30,37 +31,48 @@ namespace detail {
 /// One user's view of a communicator, with its failure: the first one stays, and every later use reports it.
 /// Where another user has aborted the communicator, that is a failure here, too.
 ///
-/// With a deadline a thread polls NCCL and the events behind enqueued collectives.
+/// With a deadline a thread polls NCCL, the call of NCCL that is under way, and the events behind enqueued
+/// collectives.
 class NcclHandle {
  public:
   /// @param owns  whether the communicator is destroyed with this
   NcclHandle(ncclComm_t comm, bool owns, int rank, Cuda device, const NcclOptions& options)
       : comm_(NcclCommunicator::of(comm)), owns_(owns), rank_(rank), device_(device), options_(options) {
-    if (options_.deadline.count() > 0) watcher_ = std::thread([this] { watch(); });
+    if (watched()) watcher_ = std::thread([this] { watch(); });
   }
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
-  ~NcclHandle() {
+  ~NcclHandle() { close(); }
+
+  /// Ends the use of the communicator, which is destroyed if it is the library's own. Events can still be
+  /// waited for. Not while another thread is in a call.
+  void close() noexcept {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
     }
     changed_.notify_all();
     if (watcher_.joinable()) watcher_.join();
-    if (owns_) comm_->destroy();
+    closed_ = true;
+    if (std::exchange(owns_, false)) comm_->destroy();
   }
 
-  /// Makes calls of NCCL, by `body(communicator)`. The watching thread does not abort it meanwhile.
-  /// @throws CollectiveError if it has failed
+  /// Makes calls of NCCL, by `body(communicator)`, which gives the last one's result, and watches for the end
+  /// of what they enqueue on `stream`.
+  /// @param name  of the last call, for messages
+  /// @throws CollectiveError if the communicator has failed, also while it is under way; NcclError
   template <class Body>
-  ncclResult_t call(const Body& body) const {
+  void enqueue(const char* name, cudaStream_t stream, const Body& body,
+               Location where = Location::current()) {
     throw_if_failed();
-    return comm_->call(body);
+    const Calling calling(*this);
+    settle(comm_->call(body), name, where);
+    track(stream);
   }
   /// The communicator itself; null once it was aborted.
   [[nodiscard]] ncclComm_t native() const noexcept { return comm_->native(); }
   /// Whether a thread watches.
-  [[nodiscard]] bool watched() const noexcept { return watcher_.joinable(); }
+  [[nodiscard]] bool watched() const noexcept { return options_.deadline.count() > 0; }
 
   /// Whether it has failed and will not be aborted.
   [[nodiscard]] bool stuck() const noexcept {
@@ -91,42 +103,21 @@ class NcclHandle {
   }
 
   /// What the next collectives belong to, for reports.
-  void label(std::string text) { label_ = std::move(text); }
-
-  /// A collective was enqueued on `stream`: watches for its end. Collectives in a capture run with each
-  /// replay and are not watched.
-  void track(cudaStream_t stream) {
-    if (!watched() || Cuda::capture_of(stream) != 0) return;
-    Cuda::Event event = take_event();
-    device_.record(event, stream);
+  void label(std::string text) {
     const std::lock_guard lock(mutex_);
-    if (pending_.empty()) progress_ = Clock::now();
-    pending_.push_back({label_, std::move(event)});
+    label_ = std::move(text);
   }
 
-  /// NCCL's answer to a call; where it is still at work (a communicator that does not block), waits for it.
-  /// @throws NcclError unless the call succeeded
-  void settle(ncclResult_t status, const char* call, Location where = Location::current()) const {
-    while (status == ncclInProgress) {
-      throw_if_failed();
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-      status = comm_->status();
-    }
-    if (status == ncclSuccess) return;
-    throw_if_failed();
-    shardopt::throw_if_failed(status, call, native(), where);
-  }
-
-  /// Waits for an event; if the communicator fails meanwhile, gives up.
+  /// Waits for an event; if the communicator fails meanwhile, gives up. After close() it only waits.
   /// @throws CollectiveError, CudaError
   void wait(const Cuda::Event& event) const {
     if (!watched()) {
       device_.synchronize(event);
-      return;
+      return throw_if_lost();  // an abort ends what the event marks, too
     }
     for (;;) {
       const cudaError_t status = query(event);
-      throw_if_failed();
+      throw_if_lost();
       if (status == cudaSuccess) return;
       if (status != cudaErrorNotReady) shardopt::throw_if_failed(status, "cudaEventQuery");
       std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -136,7 +127,34 @@ class NcclHandle {
  private:
   [[nodiscard]] bool may_abort() const noexcept { return owns_ || options_.abort_borrowed; }
 
+  /// @throws CollectiveError if it has failed before it was closed
+  void throw_if_lost() const {
+    if (failed_.load(std::memory_order_acquire) || !closed_) throw_if_failed();
+  }
+
+  /// Until something else is said: "the start, …, has not finished".
+  static constexpr std::string_view at_the_start =
+      "the start, to which all ranks must come at once (one host thread a rank),";
+
   using Clock = std::chrono::steady_clock;
+
+  /// A call of NCCL is under way. Most enqueue and return at once; the first ones wait for peers, to connect.
+  class Calling {
+   public:
+    explicit Calling(NcclHandle& handle) : handle_(handle) { set(Clock::now()); }
+    Calling(const Calling&) = delete;
+    Calling& operator=(const Calling&) = delete;
+    ~Calling() { set(std::nullopt); }
+
+   private:
+    void set(std::optional<Clock::time_point> since) {
+      if (!handle_.watched()) return;
+      const std::lock_guard lock(handle_.mutex_);
+      handle_.calling_since_ = since;
+    }
+
+    NcclHandle& handle_;
+  };
 
   struct Pending {
     std::string label;
@@ -151,6 +169,29 @@ class NcclHandle {
     return status;
   }
 
+  /// A collective was enqueued on `stream`: watches for its end. Collectives in a capture run with each
+  /// replay and are not watched.
+  void track(cudaStream_t stream) {
+    if (!watched() || Cuda::capture_of(stream) != 0) return;
+    Cuda::Event event = take_event();
+    device_.record(event, stream);
+    const std::lock_guard lock(mutex_);
+    if (pending_.empty()) progress_ = Clock::now();
+    pending_.push_back({label_, std::move(event)});
+  }
+
+  /// NCCL's answer to a call; where it is still at work (a communicator that does not block), waits for it.
+  /// @throws NcclError unless the call succeeded
+  void settle(ncclResult_t status, const char* call, Location where) const {
+    while (status == ncclInProgress) {
+      throw_if_failed();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      status = comm_->status();
+    }
+    throw_if_failed();  // it may have been given up while the call waited
+    shardopt::throw_if_failed(status, call, native(), where);
+  }
+
   [[nodiscard]] Cuda::Event take_event() {
     {
       const std::lock_guard lock(mutex_);
@@ -163,7 +204,15 @@ class NcclHandle {
     return device_.make_event();
   }
 
-  void watch() {
+  void watch() noexcept {
+    try {
+      watch_until_told();
+    } catch (const std::exception& error) {
+      fail("the thread that watches the communicator has failed: ", error.what());
+    }
+  }
+
+  void watch_until_told() {
     static_cast<void>(cudaSetDevice(device_.ordinal()));
     cudaStreamCaptureMode mode =
         cudaStreamCaptureModeRelaxed;  // queries here must not end another thread's capture
@@ -174,15 +223,17 @@ class NcclHandle {
       if (stopping_ || failed_) return;
       const std::string reason = collect(lock);
       if (reason.empty()) continue;
-      const std::string oldest =
-          pending_.empty() ? "nothing was under way" : pending_.front().label + " has not finished";
+      const std::string oldest = !pending_.empty() ? pending_.front().label + " has not finished"
+                                 : calling_since_  ? label_ + " has not begun"
+                                                   : "nothing was under way";
       lock.unlock();
       fail(oldest + "; " + reason);
       lock.lock();
     }
   }
 
-  /// Drops what has finished. @return what is wrong, or nothing
+  /// Drops what has finished, well or not: a failure of CUDA's is the next call's to report. @return what is
+  /// wrong, or nothing
   [[nodiscard]] std::string collect(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     const ncclResult_t status = comm_->status();
@@ -198,6 +249,10 @@ class NcclHandle {
     if (!pending_.empty() && Clock::now() - progress_ > options_.deadline) {
       return "no collective has finished for " + std::to_string(options_.deadline.count()) + " ms";
     }
+    if (calling_since_ && Clock::now() - *calling_since_ > options_.deadline) {
+      return "a call of NCCL has waited for " + std::to_string(options_.deadline.count()) +
+             " ms: for a peer that has not come to it?";
+    }
     return {};
   }
 
@@ -211,10 +266,12 @@ class NcclHandle {
   std::atomic<bool> failed_{false};
   std::string failure_;
   bool stopping_ = false;
-  std::string label_ = "the start, to which all ranks must come at once (one host thread a rank),";
+  std::atomic<bool> closed_{false};
+  std::string label_ = std::string(at_the_start);
   std::deque<Pending> pending_;
   std::vector<Cuda::Event> spare_;
   Clock::time_point progress_;
+  std::optional<Clock::time_point> calling_since_;
   std::thread watcher_;
 };
 

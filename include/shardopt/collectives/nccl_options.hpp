@@ -7,9 +7,11 @@ namespace shardopt::inline v0 {
 
 /// How Nccl looks after a communicator.
 struct NcclOptions {
-  /// Greater than zero: a thread watches the communicator. It reports NCCL's asynchronous errors, and
-  /// collectives that have not finished though none has for this long: choose more than the longest stretch
-  /// of the engine's own work between two collectives. Joining is bounded by it too: the communicator that
+  /// Greater than zero: a thread watches the communicator. It reports NCCL's asynchronous errors, collectives
+  /// that have not finished though none has for this long, and calls of NCCL that take longer (the first ones
+  /// wait for peers): choose more than the longest stretch of the engine's own work between two collectives.
+  /// What a replayed graph has captured is under way without the thread's knowledge: of that only NCCL's own
+  /// errors are seen. Joining is bounded by it too: the communicator that
   /// Nccl::create makes then does not block (ncclConfig_t::blocking is 0).
   std::chrono::milliseconds deadline{0};
   /// Whether a borrowed communicator may be aborted when it has failed: only that ends kernels that wait for

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <shardopt/collectives/collective.hpp>
+#include <shardopt/collectives/blocks.hpp>
 #include <shardopt/collectives/rendezvous.hpp>
-#include <shardopt/core/digest.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -113,7 +112,9 @@ class ThreadMember {
   }
 
   /// Host bytes of every rank to every rank.
+  /// @throws std::invalid_argument unless `all` has room for all of them
   void exchange(std::span<const std::byte> mine, std::span<std::byte> all) const {
+    require_room_for_all(mine.size(), all.size(), world(), "threads");
     meet({.operation = "exchange", .count = static_cast<std::int64_t>(mine.size()), .source = mine.data()},
          [&] {
            for (int rank = 0; rank < world() && !mine.empty(); ++rank) {
@@ -136,22 +137,5 @@ class ThreadMember {
   int rank_;
   bool owns_;
 };
-
-/// What ranks compare of a layout.
-[[nodiscard]] inline std::uint64_t digest_of(BlockLayout blocks) noexcept {
-  Digest digest;
-  for (const std::int64_t border : blocks.borders) digest.add(static_cast<std::uint64_t>(border));
-  return digest.value();
-}
-
-/// Bytes of elements.
-[[nodiscard]] inline std::int64_t bytes_of(std::int64_t elements, Dtype type) noexcept {
-  return elements * static_cast<std::int64_t>(size_of(type));
-}
-
-/// The address of an element of a buffer.
-[[nodiscard]] inline void* element_of(void* base, std::int64_t element, Dtype type) noexcept {
-  return static_cast<std::byte*>(base) + bytes_of(element, type);
-}
 
 }  // namespace shardopt::inline v0::detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/collectives/blocks.hpp>
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/collectives/thread_member.hpp>
 #include <shardopt/collectives/threads.hpp>
@@ -116,6 +117,7 @@ class Threads<Cuda> {
   /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction /*ordered*/,
                       void* /*workspace*/) {
+    detail::require_block_a_rank(blocks, world(), name);
     const auto layout = detail::digest_of(blocks);
     meet({.operation = "reduce_scatter",
           .type = type,
@@ -135,6 +137,7 @@ class Threads<Cuda> {
 
   /// Block r of `base` becomes rank r's on every rank. @see Collective
   void all_gather(void* base, BlockLayout blocks, Dtype type) {
+    detail::require_block_a_rank(blocks, world(), name);
     const auto layout = detail::digest_of(blocks);
     meet(
         {.operation = "all_gather", .type = type, .count = blocks.elements(), .layout = layout, .data = base},
@@ -169,6 +172,7 @@ class Threads<Cuda> {
 
   /// Rank `root`'s bytes replace the others'. @see Collective
   void broadcast(void* data, std::int64_t bytes, int root) {
+    detail::require_rank(root, world(), name);
     meet({.operation = "broadcast", .count = bytes, .root = root, .data = data},
          [&](const std::vector<Posted>& ranks) {
            if (rank() != root)

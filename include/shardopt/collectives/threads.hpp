@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/collectives/blocks.hpp>
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/collectives/thread_member.hpp>
 #include <shardopt/devices/host.hpp>
@@ -86,6 +87,7 @@ class Threads<Host> {
   /// Block `rank()` of `base` becomes the sum over the ranks. @see Collective
   void reduce_scatter(void* base, BlockLayout blocks, Dtype type, Reduction /*ordered*/,
                       void* /*workspace*/) {
+    detail::require_block_a_rank(blocks, world(), name);
     const auto layout = detail::digest_of(blocks);
     member_.meet({.operation = "reduce_scatter",
                   .type = type,
@@ -104,6 +106,7 @@ class Threads<Host> {
 
   /// Block r of `base` becomes rank r's on every rank. @see Collective
   void all_gather(void* base, BlockLayout blocks, Dtype type) {
+    detail::require_block_a_rank(blocks, world(), name);
     const auto layout = detail::digest_of(blocks);
     member_.meet(
         {.operation = "all_gather", .type = type, .count = blocks.elements(), .layout = layout, .data = base},
@@ -132,6 +135,7 @@ class Threads<Host> {
 
   /// Rank `root`'s bytes replace the others'. @see Collective
   void broadcast(void* data, std::int64_t bytes, int root) {
+    detail::require_rank(root, world(), name);
     member_.meet({.operation = "broadcast", .count = bytes, .root = root, .data = data}, [&] {
       if (rank() != root && bytes > 0) std::memcpy(data, posted(root).data, static_cast<std::size_t>(bytes));
     });

@@ -26,6 +26,16 @@ struct Position {
   }
 };
 
+/// A call of the optimizer's that has effects.
+struct Call {
+  std::int64_t iteration;
+  std::string_view name;
+  /// "iteration 7, exchange": what a collective takes as a label.
+  operator std::string() const {  // NOLINT: implicit
+    return "iteration " + std::to_string(iteration) + ", " + std::string(name);
+  }
+};
+
 /// Lets the other ranks know that this one goes no further, where the collective can.
 template <class Comm>
 void give_up(Comm& comm, std::string_view text) noexcept {
@@ -68,6 +78,7 @@ class FailureLatch {
     };
     try {
       position_ = {};
+      if constexpr (requires { comm.label(Call{iteration, call}); }) comm.label(Call{iteration, call});
       if constexpr (requires { comm.throw_if_failed(); }) comm.throw_if_failed();
       return body();
     } catch (Error& error) {

@@ -146,7 +146,8 @@ class ZeroOptimizer {
   /// aborted), the memory that the library allocated is left to the process; Arena, StateBuffers, parameters
   /// and gradients may be in use for ever, and the engine must not free them either.
   ///
-  /// Replays of captured steps are the engine's to wait for first.
+  /// Replays of captured steps are the engine's to wait for first; then its graphs go, before this: NCCL waits
+  /// for them where the communicator is the library's own.
   ///
   /// Where one process has several GPUs, CUDA may wait for all of them before it releases page-locked memory:
   /// let every rank's optimizer go before a rank begins another collective, or give an Arena.

@@ -8,12 +8,17 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace so = shardopt;
 using namespace test;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -120,6 +125,96 @@ TEST_CASE("Reductions that there are not are refused before anything is sent", "
   CHECK(refusal(Reduction::automatic, Dtype::fp32).find("no automatic reduction of fp32") !=
         std::string::npos);
   CHECK(refusal(Reduction::ordered, Dtype::int64).find("no ordered reduction of int64") != std::string::npos);
+}
+
+TEST_CASE("Layouts, roots and room that do not fit the world are refused by NCCL's collective, too",
+          "[collectives][cuda][law9]") {
+  require_devices(1);
+  const OwnStream stream;
+  const Communicators comms(1);
+  so::Nccl comm = so::Nccl::borrow(comms[0], stream);
+  const std::vector<std::int64_t> borders{0, 2, 4};
+  std::vector<std::byte> mine(2);
+  std::vector<std::byte> all(3);
+  const auto refusal = [](const auto& call) { return message_of<std::invalid_argument>(call); };
+  CHECK(refusal([&] {
+          comm.reduce_scatter(nullptr, {borders}, so::Dtype::fp32, so::Reduction::native, nullptr);
+        }).find("a layout of 2 blocks for a world of 1") != std::string::npos);
+  CHECK(refusal([&] {
+          comm.all_gather(nullptr, {borders}, so::Dtype::fp32);
+        }).find("a layout of 2 blocks for a world of 1") != std::string::npos);
+  CHECK(refusal([&] { comm.broadcast(nullptr, 4, 1); }).find("rank 1 of a world of 1") != std::string::npos);
+  CHECK(refusal([&] { comm.exchange(mine, all, nullptr); }).find("gives 2 bytes, not 3") !=
+        std::string::npos);
+}
+
+TEST_CASE("A call of NCCL that waits longer than the deadline is reported", "[collectives][cuda]") {
+  require_devices(1);
+  const OwnStream stream;
+  so::detail::NcclHandle handle(lone_communicator(), true, 0, so::Cuda::of(stream), {.deadline = 200ms});
+  handle.label("iteration 1, the reduction of bucket 0");
+  const auto message = message_of<so::CollectiveError>([&] {
+    handle.enqueue("ncclReduceScatter", stream, [](ncclComm_t) {
+      std::this_thread::sleep_for(900ms);  // as one that connects to a peer that has not come
+      return ncclSuccess;
+    });
+  });
+  CHECK(message.find(
+            "iteration 1, the reduction of bucket 0 has not begun; a call of NCCL has waited for 200 ms") !=
+        std::string::npos);
+}
+
+TEST_CASE("Who waits without a deadline is told of an abort, when the event has come",
+          "[collectives][cuda]") {
+  require_devices(1);
+  const OwnStream stream;
+  const OwnMemory<std::int64_t> words(4);
+  words.fill(0, stream);
+  so::Nccl first = so::Nccl::borrow(lone_communicator(), stream, {.abort_borrowed = true});
+  so::Nccl second = so::Nccl::borrow(first.native(), stream, {.abort_borrowed = true});
+  second.all_reduce(words.data(), 4);
+  so::Cuda::Event event = second.device().make_event();
+  second.device().record(event, stream);
+  first.abort("enough");
+  CHECK(message_of<so::CollectiveError>([&] { second.waiter()(event); }).find("enough") != std::string::npos);
+}
+
+TEST_CASE("What waits for events outlives the communicator", "[collectives][cuda]") {
+  require_devices(1);
+  const OwnStream stream;
+  const auto deadline = GENERATE(0ms, 100ms);
+  so::Cuda::Event event = so::Cuda::of(stream).make_event();
+  so::Cuda::of(stream).record(event, stream);
+  std::vector<std::function<void(const so::Cuda::Event&)>> waiters;
+  ncclUniqueId id;
+  succeed(ncclGetUniqueId(&id));
+  {
+    const so::Nccl own = so::Nccl::create(id, 0, 1, stream, {.deadline = deadline});
+    const Communicators comms(1);
+    so::Nccl borrowed = so::Nccl::borrow(comms[0], stream, {.deadline = deadline});
+    waiters = {own.waiter(), borrowed.waiter()};
+    borrowed = so::Nccl::borrow(comms[0], stream, {.deadline = deadline});
+    waiters.push_back(borrowed.waiter());
+  }
+  std::this_thread::sleep_for(100ms);  // nobody asks NCCL for what has gone
+  for (const auto& wait : waiters) CHECK_NOTHROW(wait(event));
+}
+
+TEST_CASE("Verified calls are compared before one is refused", "[collectives][cuda]") {
+  require_devices(2);
+  const Communicators comms(2);
+  std::vector<std::string> told(2);
+  on_ranks(2, [&](int rank) {
+    const OwnStream stream;
+    so::Nccl comm = so::Nccl::borrow(comms[rank], stream).verifying_calls();
+    const std::vector<std::int64_t> borders{0, 2, 4};
+    told[static_cast<std::size_t>(rank)] = message_of<so::CollectiveError>([&] {
+      comm.reduce_scatter(nullptr, {borders}, so::Dtype::fp32,
+                          rank == 0 ? so::Reduction::automatic : so::Reduction::native, nullptr);
+    });
+  });
+  for (const std::string& text : told)
+    CHECK(text.find("rank 0 reduce_scatter of 4 fp32") != std::string::npos);
 }
 
 TEST_CASE("Verified calls cannot be captured, and name what differs", "[collectives][cuda]") {

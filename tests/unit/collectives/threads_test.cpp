@@ -101,6 +101,26 @@ TEST_CASE("Threads knows only ordered reductions, and says so", "[collectives][h
   CHECK(HostThreads::automatic_reduction(so::Dtype::fp16) == so::Reduction::ordered);
 }
 
+TEST_CASE("Layouts, roots and room that do not fit the world are refused", "[collectives][host][law9]") {
+  HostThreads::run(1, [](HostThreads comm) {
+    std::vector<float> values(4);
+    const std::vector<std::int64_t> borders{0, 2, 4};
+    std::vector<std::byte> mine(2);
+    std::vector<std::byte> all(3);
+    const auto refusal = [](const auto& call) { return message_of<std::invalid_argument>(call); };
+    CHECK(refusal([&] {
+            comm.reduce_scatter(values.data(), {borders}, so::Dtype::fp32, so::Reduction::ordered, nullptr);
+          }).find("a layout of 2 blocks for a world of 1") != std::string::npos);
+    CHECK(refusal([&] {
+            comm.all_gather(values.data(), {borders}, so::Dtype::fp32);
+          }).find("a layout of 2 blocks for a world of 1") != std::string::npos);
+    CHECK(refusal([&] { comm.broadcast(values.data(), 4, 1); }).find("rank 1 of a world of 1") !=
+          std::string::npos);
+    CHECK(refusal([&] { comm.exchange(mine, all, nullptr); }).find("gives 2 bytes, not 3") !=
+          std::string::npos);
+  });
+}
+
 TEST_CASE("A world needs at least one rank", "[collectives][host]") {
   CHECK_THROWS_AS(HostThreads::make(0), std::invalid_argument);
   CHECK_THROWS_AS(HostThreads::run(-1, [](HostThreads) {}), std::invalid_argument);
