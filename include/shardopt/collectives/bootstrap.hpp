@@ -18,6 +18,8 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -111,7 +113,25 @@ struct Greeting {
   std::uint64_t job = 0;
   std::int32_t world = 0;
   std::int32_t rank = 0;
+  std::uint64_t caller = 0;  ///< a rank that was served and comes again wants the next call
+  std::uint64_t bytes = 0;
 };
+
+/// What rank 0 says before the bytes: tells it from strangers, too.
+struct Answer {
+  std::uint64_t magic = 0x7061727473686172U;
+  std::uint64_t job = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// A number of this thread's own, over all processes.
+[[nodiscard]] inline std::uint64_t caller_id() {
+  static thread_local const std::uint64_t id = [] {
+    std::random_device device;
+    return std::uint64_t{device()} << 32 | device();
+  }();
+  return id;
+}
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -152,9 +172,9 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 inline void hand_out(const ProcessPlace& place, std::uint64_t job, std::span<const std::byte> bytes,
                      BootstrapClock::time_point end) {
   const Socket listener = listen_at(place.port);
-  std::vector<bool> served(static_cast<std::size_t>(place.world), false);
-  served[0] = true;
-  while (std::find(served.begin(), served.end(), false) != served.end()) {
+  std::vector<std::optional<std::uint64_t>> served(static_cast<std::size_t>(place.world));  // callers
+  served[0] = caller_id();
+  while (std::find(served.begin(), served.end(), std::nullopt) != served.end()) {
     if (!listener.wait(POLLIN, end)) {
       std::string missing;
       for (std::size_t rank = 0; rank < served.size(); ++rank) {
@@ -174,10 +194,18 @@ inline void hand_out(const ProcessPlace& place, std::uint64_t job, std::span<con
                             std::to_string(greeting.rank) + " of " + std::to_string(greeting.world) +
                             " has come");
     }
-    if (served[static_cast<std::size_t>(greeting.rank)]) {
+    if (greeting.bytes != bytes.size()) {
+      throw CollectiveError("shardopt: rank 0 shares " + std::to_string(bytes.size()) + " bytes, rank " +
+                            std::to_string(greeting.rank) + " asks for " + std::to_string(greeting.bytes));
+    }
+    std::optional<std::uint64_t>& caller = served[static_cast<std::size_t>(greeting.rank)];
+    if (caller == greeting.caller) continue;  // it tries again until the next call
+    if (caller) {
       throw CollectiveError("shardopt: two processes call themselves rank " + std::to_string(greeting.rank));
     }
-    if (peer.send_all(bytes, end)) served[static_cast<std::size_t>(greeting.rank)] = true;
+    const Answer answer{.job = job, .bytes = bytes.size()};
+    if (peer.send_all(std::as_bytes(std::span(&answer, 1)), end) && peer.send_all(bytes, end))
+      caller = greeting.caller;
   }
 }
 
@@ -189,9 +217,14 @@ inline void hand_out(const ProcessPlace& place, std::uint64_t job, std::span<con
     const Socket socket(
         ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
     if (!socket.valid() || !socket.connect(a->ai_addr, a->ai_addrlen, end)) continue;
-    const Greeting greeting{.job = job, .world = place.world, .rank = place.rank};
-    if (socket.send_all(std::as_bytes(std::span(&greeting, 1)), end) && socket.receive_all(bytes, end))
-      return true;
+    const Greeting greeting{
+        .job = job, .world = place.world, .rank = place.rank, .caller = caller_id(), .bytes = bytes.size()};
+    Answer answer{.magic = 0};
+    if (!socket.send_all(std::as_bytes(std::span(&greeting, 1)), end) ||
+        !socket.receive_all(std::as_writable_bytes(std::span(&answer, 1)), end))
+      continue;
+    const bool known = answer.magic == Answer{}.magic && answer.job == job && answer.bytes == bytes.size();
+    if (known && socket.receive_all(bytes, end)) return true;
   }
   return false;
 }
@@ -199,12 +232,18 @@ inline void hand_out(const ProcessPlace& place, std::uint64_t job, std::span<con
 }  // namespace detail
 
 /// Gives rank 0's bytes (the id of a communicator) to all ranks, by TCP at `place.address`:`place.port`.
-/// Collective.
+/// Collective. A rank makes its calls on one thread.
 /// @param job  tells runs apart that might meet at one port
-/// @throws CollectiveError if not all ranks have come before the deadline, or ranks disagree; Error if the
-/// address or port does not work
+/// @throws std::invalid_argument for a place that cannot be, or without an address; CollectiveError if not
+/// all ranks have come before the deadline, or ranks disagree; Error if the address or port does not work
 inline void share_from_rank_0(const ProcessPlace& place, std::span<std::byte> bytes,
                               std::chrono::milliseconds deadline, std::uint64_t job = 0) {
+  if (place.world < 1 || place.rank < 0 || place.rank >= place.world || place.port < 1 ||
+      place.port > 65535) {
+    throw std::invalid_argument("shardopt: there is no rank " + std::to_string(place.rank) + " of " +
+                                std::to_string(place.world) + " at port " + std::to_string(place.port));
+  }
+  deadline = (std::max)(deadline, std::chrono::milliseconds(0));
   // A hundred years: what is longer cannot be added to a time point.
   const auto end = detail::BootstrapClock::now() +
                    (std::min<std::chrono::milliseconds>)(deadline, std::chrono::hours(876000));

@@ -3,9 +3,12 @@
 
 #include <shardopt/core/error.hpp>
 
+#include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -44,8 +47,9 @@ struct LauncherNames {
 }
 
 /// @throws std::invalid_argument naming the variable
-[[nodiscard]] inline int number_in(const char* name, const std::string& text, int lowest, int highest) {
-  int value = 0;
+template <class Number>
+[[nodiscard]] Number number_in(const char* name, const std::string& text, Number lowest, Number highest) {
+  Number value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < lowest || value > highest) {
     throw std::invalid_argument(std::string("shardopt: the environment's ") + name +
@@ -55,16 +59,18 @@ struct LauncherNames {
   return value;
 }
 
-/// The first host of SLURM's list, such as "node[03-07,9],login": "node03".
+/// The first host of SLURM's list, such as "rack[0-1]node[03-07,9],login": "rack0node03".
 [[nodiscard]] inline std::string first_host(std::string_view list) {
-  const std::size_t end = list.find_first_of("[,");
-  std::string host(list.substr(0, end));
-  if (end == std::string_view::npos || list[end] == ',') return host;
-  const std::size_t close = list.find_first_of("-,]", end);
-  host += list.substr(end + 1, close - end - 1);
-  const std::size_t bracket = list.find(']', end);
-  if (bracket == std::string_view::npos) return host;
-  return host += list.substr(bracket + 1, list.find(',', bracket) - bracket - 1);
+  std::string host;
+  while (!list.empty() && list.front() != ',') {
+    const std::size_t plain = (std::min)(list.find_first_of("[,"), list.size());
+    host += list.substr(0, plain);
+    list.remove_prefix(plain);
+    if (list.empty() || list.front() == ',') break;
+    host += list.substr(1, list.find_first_of("-,]") - 1);  // of a range, its first
+    list.remove_prefix((std::min)(list.find(']'), list.size() - 1) + 1);
+  }
+  return host;
 }
 
 [[nodiscard]] inline std::optional<ProcessPlace> place_of(const LauncherNames& names) {
@@ -100,10 +106,13 @@ inline std::optional<ProcessPlace> ProcessPlace::from_environment() {
       place->port = detail::number_in("MASTER_PORT", *port, 1, 65535);
       // torchrun's agent listens at that port itself.
       if (detail::environment("TORCHELASTIC_USE_AGENT_STORE") == "True")
-        place->port = place->port % 65535 + 1;
+        place->port += place->port < 65535 ? 1 : -1;
     } else if (const auto job = detail::environment("SLURM_JOB_ID")) {
       // Jobs that share a machine need ports of their own.
-      place->port = 20000 + detail::number_in("SLURM_JOB_ID", *job, 0, (1 << 30)) % 20000;
+      place->port =
+          20000 + static_cast<int>(detail::number_in<std::uint64_t>(
+                                       "SLURM_JOB_ID", *job, 0, (std::numeric_limits<std::uint64_t>::max)()) %
+                                   20000);
     }
     if (const auto address = detail::environment("MASTER_ADDR")) {
       place->address = *address;
@@ -111,6 +120,13 @@ inline std::optional<ProcessPlace> ProcessPlace::from_environment() {
       place->address = detail::first_host(*nodes);
     }
     return place;
+  }
+  // A shell within an allocation of SLURM's has SLURM_NTASKS, too; but these are set for several processes.
+  for (const char* world : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"}) {
+    const auto text = detail::environment(world);
+    if (text && *text != "1")
+      throw std::invalid_argument(std::string("shardopt: the environment has ") + world +
+                                  ", but nothing that tells this process its rank, such as RANK");
   }
   return std::nullopt;
 }

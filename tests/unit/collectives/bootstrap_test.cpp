@@ -8,6 +8,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -88,6 +89,8 @@ TEST_CASE("a process finds its place in what torchrun, Open MPI and srun set", "
                            {"MASTER_PORT", "1234"},
                            {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
     CHECK(so::ProcessPlace::from_environment()->port == 1235);  // torchrun itself is at the other
+    setenv("MASTER_PORT", "65535", 1);
+    CHECK(so::ProcessPlace::from_environment()->port == 65534);
   }
   SECTION("Open MPI") {
     const Variables variables(
@@ -110,6 +113,8 @@ TEST_CASE("a process finds its place in what torchrun, Open MPI and srun set", "
     CHECK(place->world == 16);
     CHECK(place->address == "n007");
     CHECK(place->port == 20000 + 123456 % 20000);
+    setenv("SLURM_JOB_ID", "2281701377", 1);  // of a federation
+    CHECK(so::ProcessPlace::from_environment()->port == 20000 + 2281701377 % 20000);
   }
 }
 
@@ -119,6 +124,9 @@ TEST_CASE("the first of SLURM's hosts is read from every form of its list", "[co
   CHECK(so::detail::first_host("gpu[3-5]") == "gpu3");
   CHECK(so::detail::first_host("gpu[03,05]") == "gpu03");
   CHECK(so::detail::first_host("rack[1-2].site,x") == "rack1.site");
+  CHECK(so::detail::first_host("rack[0-1]node[3,5],x[1]") == "rack0node3");
+  CHECK(so::detail::first_host("broken[3") == "broken3");
+  CHECK(so::detail::first_host("") == "");
 }
 
 TEST_CASE("a variable that makes no sense is named", "[collectives][host]") {
@@ -132,6 +140,96 @@ TEST_CASE("a variable that makes no sense is named", "[collectives][host]") {
   const Variables variables({{"RANK", "1"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_PORT", "1"}});
   setenv(name.c_str(), value.c_str(), 1);
   CHECK_THROWS_WITH(so::ProcessPlace::from_environment(), ContainsSubstring(name));
+}
+
+TEST_CASE("a process among several that is not told its rank is no world of its own", "[collectives][host]") {
+  const std::string world = GENERATE("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE");
+  {
+    const Variables variables({{world, "4"}, {"LOCAL_RANK", "2"}});
+    CHECK_THROWS_WITH(so::ProcessPlace::from_environment(),
+                      ContainsSubstring(world) && ContainsSubstring("RANK"));
+  }
+  {
+    const Variables variables({{world, "1"}});
+    CHECK_FALSE(so::ProcessPlace::from_environment());
+  }
+  // A script for torchrun that srun runs.
+  const Variables variables({{world, "4"}, {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}});
+  CHECK(so::ProcessPlace::from_environment()->rank == 3);
+}
+
+TEST_CASE("a place that cannot be is refused", "[collectives][host][law9]") {
+  const so::ProcessPlace place = GENERATE(
+      so::ProcessPlace{.rank = 0, .world = 0}, so::ProcessPlace{.rank = 2, .world = 2},
+      so::ProcessPlace{.rank = -1, .world = 2}, so::ProcessPlace{.rank = 0, .world = 2, .port = 70000});
+  int value = 0;
+  CHECK_THROWS_AS(so::share_from_rank_0(place, value, 1s), std::invalid_argument);
+  CHECK_THROWS_AS(so::share_from_rank_0({.rank = 0, .world = 2, .port = free_port()}, value,
+                                        std::chrono::milliseconds::min()),
+                  so::CollectiveError);
+}
+
+TEST_CASE("two calls in a row bring each rank both, though one is late", "[collectives][host]") {
+  constexpr int world = 3;
+  const int port = free_port();
+  std::vector<std::array<int, 2>> values(world);
+  values[0] = {42, 43};
+  std::vector<std::string> failed(world);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto k = static_cast<std::size_t>(rank);
+      const so::ProcessPlace place{.rank = rank, .world = world, .address = "127.0.0.1", .port = port};
+      if (rank == 2) std::this_thread::sleep_for(300ms);
+      try {
+        for (int& value : values[k]) so::share_from_rank_0(place, value, 20s);
+      } catch (const std::exception& error) {
+        failed[k] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& text : failed) CHECK(text == "");
+  for (const auto& value : values) CHECK(value == std::array{42, 43});
+}
+
+TEST_CASE("what another service answers is not taken for rank 0's bytes", "[collectives][host]") {
+  const int port = free_port();
+  const so::detail::Socket listener = so::detail::listen_at(port);
+  std::atomic<bool> done = false;
+  std::thread stranger([&] {
+    const std::string banner(200, 'B');
+    while (!done) {
+      if (!listener.wait(POLLIN, so::detail::BootstrapClock::now() + 20ms)) continue;
+      const so::detail::Socket peer(::accept(listener.get(), nullptr, nullptr));
+      static_cast<void>(::send(peer.get(), banner.data(), banner.size(), MSG_NOSIGNAL));
+    }
+  });
+  CHECK_THAT(failure_of({.rank = 1, .world = 2, .address = "127.0.0.1", .port = port}, 300ms),
+             ContainsSubstring("has not reached rank 0"));
+  done = true;
+  stranger.join();
+}
+
+TEST_CASE("ranks that share objects of different sizes are told so", "[collectives][host]") {
+  const int port = free_port();
+  std::string told;
+  std::thread other([&] {
+    std::array<int, 7> value{};
+    try {
+      so::share_from_rank_0({.rank = 1, .world = 2, .address = "127.0.0.1", .port = port}, value, 2s);
+    } catch (const so::Error&) {
+      // Rank 0 has gone.
+    }
+  });
+  try {
+    std::array<int, 2> value{};
+    so::share_from_rank_0({.rank = 0, .world = 2, .port = port}, value, 20s);
+  } catch (const so::CollectiveError& error) {
+    told = error.what();
+  }
+  other.join();
+  CHECK_THAT(told, ContainsSubstring("rank 0 shares 8 bytes, rank 1 asks for 28"));
 }
 
 TEST_CASE("rank 0's bytes reach all ranks, strangers or not", "[collectives][host]") {
