@@ -3,6 +3,7 @@
 
 #include <shardopt/collectives/blocks.hpp>
 #include <shardopt/collectives/rendezvous.hpp>
+#include <shardopt/core/error.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -50,16 +51,22 @@ class ThreadMember {
 
   /// Runs `body(ThreadMember)` on `world` threads, one a rank, and joins them. When a rank throws, the others
   /// get an error from where they wait.
-  /// @throws what the first rank that failed threw; std::system_error if the system gives no thread
+  /// @throws what the first rank that failed threw: the first exception that is no CollectiveError, such as
+  /// the others get, or else the first; std::system_error if the system gives no thread
   template <class Body>
   static void run(int world, const Body& body, std::chrono::milliseconds deadline) {
     const auto shared = make_rendezvous(world, deadline);
     std::mutex mutex;
     std::exception_ptr first;
+    bool first_is_cause = false;
     const auto fail = [&](int rank, const std::string& text) {
       {
+        const bool is_cause = !is_collective_error();
         const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
+        if (!first || (is_cause && !first_is_cause)) {
+          first = std::current_exception();
+          first_is_cause = is_cause;
+        }
       }
       shared->abort("rank " + std::to_string(rank) + " failed" + text);
     };
@@ -125,6 +132,17 @@ class ThreadMember {
   }
 
  private:
+  /// Of the exception that is being handled.
+  [[nodiscard]] static bool is_collective_error() {
+    try {
+      throw;
+    } catch (const CollectiveError&) {
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
   [[nodiscard]] static std::shared_ptr<Rendezvous> make_rendezvous(int world,
                                                                    std::chrono::milliseconds deadline) {
     if (world < 1) {

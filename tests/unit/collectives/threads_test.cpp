@@ -137,6 +137,17 @@ TEST_CASE("run() rethrows what the rank threw that failed first, not what follow
                   Own);
 }
 
+TEST_CASE("run() rethrows a cause, though those who were told of it end before", "[collectives][host]") {
+  CHECK_THROWS_AS(HostThreads::run(3,
+                                   [](HostThreads comm) {
+                                     if (comm.rank() != 1) return comm.barrier();
+                                     comm.abort("its engine has failed");
+                                     std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                                     throw std::out_of_range("the cause");
+                                   }),
+                  std::out_of_range);
+}
+
 TEST_CASE("Engines that run their own threads make the collectives themselves", "[collectives][host]") {
   auto comms = HostThreads::make(3);
   std::vector<int> ranks(3, -1);
