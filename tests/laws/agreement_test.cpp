@@ -242,6 +242,26 @@ struct SeededRule {
 };
 static_assert(so::OptimizerRule<SeededRule>);
 
+/// A rule that was changed, and says so.
+template <int revision>
+struct Revised {
+  static constexpr std::string_view name = "revised";
+  static constexpr int version = revision;
+  double lr = 0;
+
+  template <class V>
+  struct State {};
+  struct Constants {
+    float factor;
+  };
+  [[nodiscard]] SHARDOPT_HD Constants constants(so::StepScalars) const { return {static_cast<float>(lr)}; }
+  template <class V>
+  [[nodiscard]] SHARDOPT_RULE static V update(Constants c, V param, V grad, State<V>&) {
+    return so::math::fma(c.factor, grad, param);
+  }
+};
+static_assert(so::OptimizerRule<Revised<2>>);
+
 }  // namespace
 
 TEST_CASE("Ranks whose policies deal the same number of elements differently refuse each other",
@@ -278,6 +298,19 @@ TEST_CASE(
     return std::pair(before, engine.step().inputs_differ ? 1 : 0);
   });
   for (const auto& rank : differ) CHECK(rank == std::pair(0, 1));
+}
+
+TEST_CASE("Versions of a rule that differ are told at the start", "[laws][law6][host]") {
+  require_told(messages_of_ranks<so::CollectiveError>(
+                   2,
+                   [](HostThreads comm) {
+                     if (comm.rank() == 0) {
+                       Engine<ThreadsOptimizer<Revised<1>>> engine(table_of_sizes({4}), {}, std::move(comm));
+                     } else {
+                       Engine<ThreadsOptimizer<Revised<2>>> engine(table_of_sizes({4}), {}, std::move(comm));
+                     }
+                   }),
+               {"rule revised version 1", "rule revised version 2"});
 }
 
 TEST_CASE("Ranks that register parameters in different orders are told the first one, for every order",

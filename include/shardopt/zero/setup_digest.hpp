@@ -80,6 +80,7 @@ template <class Rule, class Sharding, class Precision>
   setup.add("version " + text_of(version));
   setup.add("precision " + name(dtype_of<typename Precision::Param>) + "/" +
             name(dtype_of<typename Precision::Grad>) + "/" + name(dtype_of<typename Precision::Master>));
+  setup.add("rule " + std::string(rule_name<Rule>) + " version " + std::to_string(rule_version<Rule>));
   setup.add("sharding " + std::string(Sharding::name) + ", reduction " + std::string(name_of(reduction)));
   setup.add("max_norm " + exact_text(config.max_norm) + ", clip_epsilon " + exact_text(config.clip_epsilon) +
             ", non_finite " + std::to_string(static_cast<int>(config.non_finite)) +
