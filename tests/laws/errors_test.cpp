@@ -355,6 +355,27 @@ Seen break_in_step_three(HostThreads comm, const std::string& operation, int cal
 
 }  // namespace
 
+TEST_CASE("A rank that updates nothing counts a step like those that had updates to gather",
+          "[laws][law9][host]") {
+  const auto iterations = on_ranks(3, [](HostThreads comm) {
+    const auto log = std::make_shared<CallLog>();
+    Engine<WatchedOptimizer> engine(table_of_sizes({400}), {}, WatchedThreads(comm.borrow(), log), 1.0);
+    if (comm.rank() == 2 && engine.optimizer.owned().empty()) {
+      log->fail_in = "all_gather";
+      log->fail_at = 1;
+    }
+    engine.fill_gradients(1);
+    try {
+      engine.optimizer.step({}, {});
+    } catch (const std::exception& error) {
+      if (comm.rank() == 2) comm.abort(error.what());
+    }
+    return std::pair(message_of([&] { engine.optimizer.step({}, {}); }).empty(),
+                     engine.optimizer.counters({}).iteration);
+  });
+  for (const auto& rank : iterations) CHECK(rank == std::pair(false, std::int64_t{1}));
+}
+
 TEST_CASE(
     "A failure before the first update leaves parameters and state, and every later call throws its cause",
     "[laws][law9][host]") {

@@ -171,9 +171,10 @@ class Loading {
     counters_->iteration = m.iteration;
     counters_->updates = m.updates;
     if (!m.loss_scale || !here_.loss_scale) return;
-    if (!math::is_finite(m.loss_scale->value) || !math::less(0.0f, m.loss_scale->value))
-      throw CheckpointError("shardopt: " + in_quotes(checkpoint_->path().string()) +
-                            ": the loss scale is not positive and finite");
+    if (!is_loss_scale(m.loss_scale->value) || m.loss_scale->good_steps > max_steps)
+      throw CheckpointError(
+          "shardopt: " + in_quotes(checkpoint_->path().string()) +
+          ": the loss scale is below 2^-126 or infinite, or its count of steps beyond 2^62");
     counters_->loss_scale = m.loss_scale->value;
     counters_->loss_scale_good_steps = m.loss_scale->good_steps;
     counters_->loss_scale_hysteresis = m.loss_scale->hysteresis;

@@ -55,7 +55,9 @@ struct OpenStep {
     std::uint64_t digest = mix_bits(state->rules_digest ^ bits_of(factors.lr_factor));
     const float scale = gradient_scale_of(factors);
     digest = mix_bits(digest ^ bits_of(scale));
-    digest = mix_bits(digest ^ bits_of(state->late_lr_factor)) & 0xffffffU;
+    digest = mix_bits(digest ^ bits_of(state->late_lr_factor));
+    digest = mix_bits(digest ^ bits_of(state->counters.loss_scale));
+    digest = mix_bits(digest ^ static_cast<std::uint64_t>(state->counters.updates)) & 0xffffffU;
     state->words[control_word::digest] = static_cast<std::int64_t>(digest);
     state->words[control_word::digest_squared] = static_cast<std::int64_t>(digest * digest);
     // Even if only one rank's is: all must skip the same steps.
@@ -100,8 +102,10 @@ struct MeasureStep {
                                   math::abs(scale));
     const double clip = clip_factor(norm);
     const float factor = math::narrow(math::mul(scale, clip));
-    // A factor beyond float would make infinities of gradients, and NaN of zeros.
-    const bool finite = r.non_finite == 0 && math::is_finite(factor);
+    // A factor beyond float would make infinities of gradients, and NaN of zeros; a product beyond it is
+    // none.
+    const bool finite =
+        r.non_finite == 0 && math::is_finite(factor) && math::is_finite(math::narrow(math::mul(norm, clip)));
     s.gradient_factor = finite ? factor : math::narrow(scale);
     r.norm = finite ? norm : not_a_number();
     r.clip_factor = finite ? math::narrow(clip) : 1.0f;

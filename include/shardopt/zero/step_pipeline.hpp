@@ -374,8 +374,8 @@ class StepPipeline {
       enter("the update of bucket", bucket);
       if (tiles[b].updated.count > 0) {
         comm_.device().update(state_.update_arguments(tiles[b].updated, prepared_.stateful), stream);
-        decided_only_ = false;
       }
+      decided_only_ = false;  // where this rank updates nothing it gets what others have updated
       enter("the gather of bucket", bucket);
       gatherer_.gather(comm_, b, stream);
     }

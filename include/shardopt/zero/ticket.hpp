@@ -38,7 +38,7 @@ class StepTicket {
   /// Waits until the device has decided the step (on CUDA: the only wait there is) and gives its result. May
   /// be called again.
   /// @throws Error if 64 later tickets have been issued, or the optimizer is gone
-  /// @throws Error if the step was skipped though the loss scale stood at its minimum
+  /// @throws Error if the step was skipped, and the loss scale would have fallen below its minimum
   [[nodiscard]] StepResult get() const { return source_->collect(sequence_); }
 
  private:
@@ -98,12 +98,12 @@ class TicketRing final : public TicketSource {
     }
     wait_(entry.written);
     const StepResult result = results_[at(sequence)];
+    if (result.skipped && observer_ != nullptr) tell_once(result);
     if (result.loss_scale_exhausted) {
       throw Error("shardopt: the gradient is not finite at the smallest loss scale, " +
                   std::to_string(result.loss_scale) + " (iteration " + std::to_string(result.iteration) +
                   ")");
     }
-    if (result.skipped && observer_ != nullptr) tell_once(result);
     return result;
   }
 

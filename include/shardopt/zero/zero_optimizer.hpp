@@ -146,8 +146,8 @@ class ZeroOptimizer {
   /// aborted), the memory that the library allocated is left to the process; Arena, StateBuffers, parameters
   /// and gradients may be in use for ever, and the engine must not free them either.
   ///
-  /// Replays of captured steps are the engine's to wait for first; then its graphs go, before this: NCCL waits
-  /// for them where the communicator is the library's own.
+  /// Replays of captured steps are the engine's to wait for first; then its graphs go, before this: NCCL
+  /// waits for them where the communicator is the library's own.
   ///
   /// Where one process has several GPUs, CUDA may wait for all of them before it releases page-locked memory:
   /// let every rank's optimizer go before a rank begins another collective, or give an Arena.
@@ -427,19 +427,22 @@ class ZeroOptimizer {
     });
   }
 
-  /// Sets what is counted: after states were brought back. The same on every rank. Waits for what `stream`
-  /// holds.
-  /// @throws std::invalid_argument for negative counts, or a loss scale where none is configured
+  /// Sets what is counted, and the loss scale with what is counted of it: begin with counters(). After states
+  /// were brought back. The same on every rank. Waits for what `stream` holds.
+  /// @throws std::invalid_argument for counts that are negative or beyond 2^62, a loss scale below 2^-126 or
+  /// infinite, or one where none is configured
   /// @throws std::logic_error in a capture, or in the middle of a step
   void set_counters(const StepCounters& counters, Stream stream) {
     require_still("set_counters", stream);
-    if (counters.iteration < 0 || counters.updates < 0 || counters.loss_scale_good_steps < 0)
-      throw std::invalid_argument("shardopt: set_counters: counts cannot be negative");
-    if ((std::max)(counters.iteration, counters.updates) > max_steps)
-      throw std::invalid_argument("shardopt: set_counters: iteration and updates must be at most " +
+    const auto [fewest, most] =
+        std::minmax({counters.iteration, counters.updates, counters.loss_scale_good_steps,
+                     std::int64_t{counters.loss_scale_hysteresis}});
+    if (fewest < 0) throw std::invalid_argument("shardopt: set_counters: counts cannot be negative");
+    if (most > max_steps)
+      throw std::invalid_argument("shardopt: set_counters: counts must be at most " +
                                   std::to_string(max_steps));
-    if (!math::is_finite(counters.loss_scale) || !math::less(0.0f, counters.loss_scale))
-      throw std::invalid_argument("shardopt: set_counters: loss_scale must be positive and finite");
+    if (!detail::is_loss_scale(counters.loss_scale))
+      throw std::invalid_argument("shardopt: set_counters: loss_scale must be at least 2^-126 and finite");
     if (!config_.loss_scale && !math::equal(counters.loss_scale, 1.0f)) {
       throw std::invalid_argument(
           "shardopt: set_counters: config.loss_scale is not set, so loss_scale must be 1");

@@ -110,16 +110,25 @@ TEST_CASE("Hysteresis forgives overflows until it is used up, and is refilled by
 
 TEST_CASE("A loss scale stays at its minimum, and a step skipped there is an error of its ticket",
           "[zero][host]") {
+  struct Counting : so::Observer {
+    int skipped = 0;
+    void step_skipped(const so::StepResult&) override { ++skipped; }
+  };
   const auto seen = on_ranks(2, [](HostThreads comm) {
-    Engine<Optimizer> engine(table_of_sizes({8}), config_with({.initial = 4, .minimum = 3}), std::move(comm));
+    Counting observer;
+    auto config = config_with({.initial = 4, .minimum = 3});
+    config.observer = &observer;
+    Engine<Optimizer> engine(table_of_sizes({8}), config, std::move(comm));
     std::vector<std::string> mine;
     for (int k = 0; k < 3; ++k) mine.push_back(message_of<so::Error>([&] { scaled_step(engine, 0); }));
     mine.push_back(std::to_string(*engine.optimizer.loss_scale()));
     mine.push_back(message_of([&] { scaled_step(engine); }));
+    mine.push_back(std::to_string(observer.skipped));
     return mine;
   });
   for (const auto& mine : seen) {
     CHECK(mine[0] == "");
+    CHECK(mine[5] == "3");  // the observer is told of those, too
     CHECK(mine[1].find("at the smallest loss scale, 3.0") != std::string::npos);
     CHECK(mine[2].find("iteration 3") != std::string::npos);
     CHECK(mine[3] == "3.000000");

@@ -500,14 +500,60 @@ TEST_CASE("Counts that no step could follow are refused", "[zero][host]") {
                                   refusal(most, most)};
     engine.fill_gradients(1);
     engine.step();
-    return std::pair(told, engine.optimizer.counters({}).iteration);
+    const auto iteration = engine.optimizer.counters({}).iteration;
+    for (const auto& counters :
+         {so::StepCounters{.loss_scale_good_steps = most + 1}, so::StepCounters{.loss_scale_hysteresis = -1},
+          so::StepCounters{.loss_scale = 1e-45f}}) {
+      told.push_back(message_of<std::invalid_argument>([&] { engine.optimizer.set_counters(counters, {}); }));
+    }
+    return std::pair(told, iteration);
   });
   const auto& [told, iteration] = seen.front();
   CHECK(told[0].find("at most " + std::to_string(most)) != std::string::npos);
   CHECK(told[1] == told[0]);
   CHECK(told[2].find("cannot be negative") != std::string::npos);
   CHECK(told[3].empty());
+  CHECK(told[4] == told[0]);
+  CHECK(told[5] == told[2]);
+  CHECK(told[6].find("at least 2^-126") != std::string::npos);
   CHECK(iteration == most + 1);
+}
+
+TEST_CASE("A gradient that is finite before it is scaled and not afterwards makes all ranks skip",
+          "[zero][law7][host]") {
+  const float scale = 1e20f;
+  const float max_norm = GENERATE(0.0f, 2.0f);
+  const auto seen = on_ranks(2, [&](HostThreads comm) {
+    auto config = plain_sgd;
+    if (max_norm > 0) config.max_norm = max_norm;
+    Engine<Sgd> engine(table_of_sizes({600}), config, std::move(comm), 7);
+    const std::vector<float> before = engine.parameters;
+    engine.set_gradients([](std::int64_t i) { return i == 5 ? 1e30 : 0.0; });
+    const auto result = engine.step({.gradient_scale = &scale});
+    return std::tuple(result.skipped, engine.parameters == before, engine.parameters[5]);
+  });
+  for (const auto& [skipped, unchanged, moved] : seen) {
+    CHECK(skipped == (max_norm == 0));  // what is clipped is finite
+    CHECK(unchanged == (max_norm == 0));
+    CHECK(std::isfinite(moved));
+  }
+}
+
+TEST_CASE("Loss scales and numbers of updates that differ are told in tickets", "[zero][law6][host]") {
+  const bool of_scale = GENERATE(false, true);
+  const auto differ = on_ranks(2, [&](HostThreads comm) {
+    const bool other = comm.rank() == 1;
+    auto config = plain_sgd;
+    config.loss_scale = so::DynamicLossScale{.initial = 4};
+    Engine<Sgd> engine(table_of_sizes({600}), config, std::move(comm));
+    std::string seen = engine.step().inputs_differ ? "1" : "0";
+    auto counters = engine.optimizer.counters({});
+    if (other && of_scale) counters.loss_scale = 8;
+    if (other && !of_scale) counters.updates += 1;
+    engine.optimizer.set_counters(counters, {});
+    return seen += engine.step().inputs_differ ? "1" : "0";
+  });
+  for (const auto& rank : differ) CHECK(rank == "01");
 }
 
 TEST_CASE("A gradient scale that is not finite on one rank alone makes all ranks skip",
