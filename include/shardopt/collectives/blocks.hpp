@@ -40,11 +40,11 @@ inline void require_block_a_rank(BlockLayout blocks, int world, std::string_view
 
 /// @throws std::invalid_argument unless `all` has room for what every rank gives
 inline void require_room_for_all(std::size_t mine, std::size_t all, int world, std::string_view collective) {
-  if (all == mine * static_cast<std::size_t>(world)) return;
+  if (all >= mine * static_cast<std::size_t>(world)) return;
   throw std::invalid_argument("shardopt: " + std::string(collective) + ": exchange of " +
                               std::to_string(mine) + " bytes a rank in a world of " + std::to_string(world) +
                               " gives " + std::to_string(mine * static_cast<std::size_t>(world)) +
-                              " bytes, not " + std::to_string(all));
+                              " bytes, there is room for " + std::to_string(all));
 }
 
 /// @throws std::invalid_argument for a rank outside the world

@@ -249,7 +249,7 @@ class Nccl {
       device_.record(gathered, stream_);
       handle_->wait(gathered);
     }
-    device_.download(all.data(), scratch, static_cast<std::int64_t>(all.size()), stream_);
+    device_.download(all.data(), scratch, world_ * static_cast<std::int64_t>(mine.size()), stream_);
     handle_->throw_if_failed();  // an abort ends the gathering, too
   }
 

@@ -102,10 +102,11 @@ struct MeasureStep {
                                   math::abs(scale));
     const double clip = clip_factor(norm);
     const float factor = math::narrow(math::mul(scale, clip));
-    // A factor beyond float would make infinities of gradients, and NaN of zeros; a product beyond it is
-    // none.
-    const bool finite =
-        r.non_finite == 0 && math::is_finite(factor) && math::is_finite(math::narrow(math::mul(norm, clip)));
+    // A factor beyond float would make infinities of gradients, and NaN of zeros. One above 1 may, unless the
+    // norm fits a float; others leave finite what is finite.
+    const bool stays_finite =
+        !math::less(1.0f, math::abs(factor)) || math::is_finite(math::narrow(math::mul(norm, clip)));
+    const bool finite = r.non_finite == 0 && math::is_finite(factor) && stays_finite;
     s.gradient_factor = finite ? factor : math::narrow(scale);
     r.norm = finite ? norm : not_a_number();
     r.clip_factor = finite ? math::narrow(clip) : 1.0f;

@@ -13,7 +13,7 @@ struct StepResult {
   std::int64_t iteration = 0;  ///< steps taken, this one included
   std::int64_t updates = 0;  ///< steps applied so far (and skipped ones, where the configuration counts them)
   /// L2 norm of the gradient over all ranks, after gradient_scale and loss scale, before clipping; NaN if not
-  /// finite, or if what clipping leaves of it is beyond fp32.
+  /// finite, or if scales above 1 take it beyond fp32.
   double norm = 0;
   double scalars[most_scalars] =
       {};  ///< sums over ranks of the engine's scalars, exact, rounded once; NaN if one was not finite
