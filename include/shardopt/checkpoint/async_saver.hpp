@@ -10,6 +10,7 @@
 #include <shardopt/checkpoint/folder_agreement.hpp>
 #include <shardopt/checkpoint/save.hpp>
 #include <shardopt/checkpoint/save_options.hpp>
+#include <shardopt/core/range.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -116,7 +117,7 @@ class AsyncSaver {
     void take(Optimizer& optimizer, typename Optimizer::Stream stream) {
       const auto runs = optimizer.owned_states();
       snapshot = std::make_unique_for_overwrite<std::byte[]>(
-          static_cast<std::size_t>(detail::elements_of(runs)) * sizeof(float));
+          static_cast<std::size_t>(shardopt::detail::elements_of(runs)) * sizeof(float));
       detail::DeviceReader<typename Optimizer::Device> reader(optimizer.device(),
                                                               optimizer.transfer_memory());
       reader.read(runs, stream, [&](std::span<const std::byte> chunk) {

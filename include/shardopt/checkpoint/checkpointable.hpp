@@ -5,7 +5,6 @@
 #include <shardopt/rules/rule.hpp>
 
 #include <concepts>
-#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,14 +19,6 @@ namespace detail {
 /// The rule of an optimizer.
 template <class Optimizer>
 using RuleOf = std::remove_cvref_t<decltype(std::declval<const Optimizer&>().config().groups.front().rule)>;
-
-/// Of all runs of states.
-template <class Runs>
-[[nodiscard]] std::int64_t elements_of(const Runs& runs) {
-  std::int64_t sum = 0;
-  for (const auto& run : runs) sum += run.range.size();
-  return sum;
-}
 
 }  // namespace detail
 

@@ -9,14 +9,13 @@
 #include <shardopt/checkpoint/json.hpp>
 #include <shardopt/checkpoint/manifest.hpp>
 #include <shardopt/checkpoint/manifest_text.hpp>
+#include <shardopt/core/random_bits.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
-#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,11 +59,7 @@ inline void write_note(FileSystem& files, const std::filesystem::path& path, std
 }
 
 /// 16 hexadecimal digits that no other save has.
-[[nodiscard]] inline std::string random_id() {
-  std::random_device device;
-  const auto time = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
-  return hexadecimal((static_cast<std::uint64_t>(device()) << 32 | device()) ^ time);
-}
+[[nodiscard]] inline std::string random_id() { return hexadecimal(shardopt::detail::random_bits()); }
 
 /// Takes the name from a folder that is to be removed: it is gone for readers at once. @return its new one
 [[nodiscard]] inline std::filesystem::path take_name(FileSystem& files, const std::filesystem::path& folder) {

@@ -3,6 +3,7 @@
 
 #include <shardopt/collectives/process_place.hpp>
 #include <shardopt/core/error.hpp>
+#include <shardopt/core/random_bits.hpp>
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -19,7 +20,6 @@
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -126,10 +126,7 @@ struct Answer {
 
 /// A number of this thread's own, over all processes.
 [[nodiscard]] inline std::uint64_t caller_id() {
-  static thread_local const std::uint64_t id = [] {
-    std::random_device device;
-    return std::uint64_t{device()} << 32 | device();
-  }();
+  static thread_local const std::uint64_t id = random_bits();
   return id;
 }
 

@@ -81,11 +81,24 @@ class Nccl {
     return Nccl(comm, stream, true, options);
   }
 
-  Nccl(Nccl&&) noexcept = default;             ///< what is moved from is no rank any more
-  Nccl& operator=(Nccl&&) noexcept = default;  ///< likewise
+  Nccl(Nccl&&) noexcept = default;  ///< what is moved from is no rank any more
+  /// Exchanges the two.
+  Nccl& operator=(Nccl&& other) noexcept {
+    std::swap(stream_, other.stream_);
+    std::swap(rank_, other.rank_);
+    std::swap(world_, other.world_);
+    std::swap(device_, other.device_);
+    std::swap(handle_, other.handle_);
+    std::swap(signatures_, other.signatures_);
+    return *this;
+  }
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
-  ~Nccl() = default;
+  /// Ends the use of the communicator, whoever still waits with waiter(); destroys it if it is the library's.
+  ~Nccl() {
+    signatures_.reset();
+    if (handle_) handle_->close();
+  }
 
   /// Gives the communicator up: what waits for a peer ends, every later call throws. From any thread; again
   /// has no effect. Aborts a borrowed communicator only if NcclOptions::abort_borrowed says so.
@@ -109,18 +122,19 @@ class Nccl {
   /// Waits for events on the host, and throws if the communicator fails meanwhile: at once where there is a
   /// deadline, else when the event comes. May outlive this and the communicator; then it only waits.
   [[nodiscard]] std::function<void(const Cuda::Event&)> waiter() const {
-    return [handle = handle_.get_deleter().handle](const Cuda::Event& event) { handle->wait(event); };
+    return [handle = handle_](const Cuda::Event& event) { handle->wait(event); };
   }
 
   /// For debugging: from now on every call but exchange() first compares operation, type, count, root and
   /// blocks with the other ranks', and waits for that. Where they differ every rank gets a CollectiveError
   /// that names both, instead of a hang or wrong sums. All ranks must ask for it, or they hang; as calls wait
-  /// on the host, they cannot be captured. @throws CudaError. Costs a small all-gather and a wait a call, and
-  /// world · 64 bytes of device memory that no MemoryPlan counts.
+  /// on the host, they cannot be captured. Costs a small all-gather and a wait a call, and world · 64 bytes
+  /// of device memory that no MemoryPlan counts.
+  /// @throws CudaError
   [[nodiscard]] Nccl verifying_calls() && {
     if (signatures_ == nullptr) {
       signatures_ = {device_.allocate(world_ * static_cast<std::int64_t>(sizeof(detail::CallSignature))),
-                     [device = device_, handle = handle_.get_deleter().handle](void* memory) {
+                     [device = device_, handle = handle_](void* memory) {
                        // To free it would wait for the device, for ever where a kernel waits for a lost peer.
                        if (!handle->stuck()) device.deallocate(memory);
                      }};
@@ -254,12 +268,6 @@ class Nccl {
   }
 
  private:
-  /// Ends the use of the communicator with this, whoever still holds the handle to wait.
-  struct Close {
-    std::shared_ptr<detail::NcclHandle> handle;
-    void operator()(detail::NcclHandle*) const noexcept { handle->close(); }
-  };
-
   Nccl(ncclComm_t comm, cudaStream_t stream, bool owns, const NcclOptions& options) : stream_(stream) {
     int ordinal = 0;
     try {
@@ -267,8 +275,7 @@ class Nccl {
       shardopt::throw_if_failed(ncclCommCount(comm, &world_), "ncclCommCount", comm);
       shardopt::throw_if_failed(ncclCommCuDevice(comm, &ordinal), "ncclCommCuDevice", comm);
       device_ = Cuda(ordinal);
-      auto handle = std::make_shared<detail::NcclHandle>(comm, owns, rank_, device_, options);
-      handle_ = {handle.get(), Close{handle}};
+      handle_ = std::make_shared<detail::NcclHandle>(comm, owns, rank_, device_, options);
     } catch (...) {
       if (owns) static_cast<void>(ncclCommDestroy(comm));
       throw;
@@ -414,7 +421,7 @@ class Nccl {
   int rank_ = 0;
   int world_ = 1;
   Cuda device_{0};
-  std::unique_ptr<detail::NcclHandle, Close> handle_;
+  std::shared_ptr<detail::NcclHandle> handle_;
   std::shared_ptr<void> signatures_;
 };
 

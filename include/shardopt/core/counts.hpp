@@ -23,5 +23,4 @@ inline constexpr float least_loss_scale = 0x1p-126f;
 }
 
 }  // namespace detail
-
 }  // namespace shardopt::inline v0

@@ -32,6 +32,18 @@ struct Range {
   return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
 }
 
+namespace detail {
+
+/// Elements of all runs: of whatever has a `range`.
+template <class Runs>
+[[nodiscard]] constexpr std::int64_t elements_of(const Runs& runs) noexcept {
+  std::int64_t sum = 0;
+  for (const auto& run : runs) sum += run.range.size();
+  return sum;
+}
+
+}  // namespace detail
+
 /// Elements of a full grain: the run that ownership never splits. The flat index is cut at every multiple of
 /// it and at every parameter border; since every policy cuts only there, sums inside a grain do not depend on
 /// the policy.

@@ -13,26 +13,16 @@ namespace shardopt::inline v0::detail {
 /// What is being done, for messages: made a text only when one is needed.
 struct Position {
   std::int64_t iteration = 0;  ///< counted from 1
-  const char* what = "";
+  std::string_view what;
   std::int64_t index = -1;  ///< of the bucket, or negative
 
   /// "the reduction of bucket 3"
   [[nodiscard]] std::string place() const {
-    return index < 0 ? what : std::string(what) + " " + std::to_string(index);
+    return std::string(what) + (index < 0 ? "" : " " + std::to_string(index));
   }
   /// "iteration 7, the reduction of bucket 3": what a collective takes as a label.
   operator std::string() const {  // NOLINT: implicit
     return "iteration " + std::to_string(iteration) + ", " + place();
-  }
-};
-
-/// A call of the optimizer's that has effects.
-struct Call {
-  std::int64_t iteration;
-  std::string_view name;
-  /// "iteration 7, exchange": what a collective takes as a label.
-  operator std::string() const {  // NOLINT: implicit
-    return "iteration " + std::to_string(iteration) + ", " + std::string(name);
   }
 };
 
@@ -64,7 +54,7 @@ class FailureLatch {
   template <class Comm>
   void enter(Comm& comm, const Position& position) {
     position_ = position;
-    if constexpr (requires { comm.label(position); }) comm.label(position);
+    label(comm, position);
   }
 
   /// Runs what has effects. @throws what it throws, with the place; from then on require_working() throws the
@@ -78,7 +68,7 @@ class FailureLatch {
     };
     try {
       position_ = {};
-      if constexpr (requires { comm.label(Call{iteration, call}); }) comm.label(Call{iteration, call});
+      label(comm, {iteration, call});
       if constexpr (requires { comm.throw_if_failed(); }) comm.throw_if_failed();
       return body();
     } catch (Error& error) {
@@ -94,6 +84,11 @@ class FailureLatch {
   }
 
  private:
+  template <class Comm>
+  static void label(Comm& comm, const Position& position) {
+    if constexpr (requires { comm.label(position); }) comm.label(position);
+  }
+
   /// @pre an exception is being handled
   template <class Comm>
   void keep(Comm& comm, const std::string& text) {

@@ -10,6 +10,7 @@
 #include <string>
 
 namespace shardopt::inline v0 {
+
 /// Dynamic loss scaling for fp16 gradients (Micikevicius et al. 2018): the engine multiplies its loss by the
 /// scale, the step divides the gradient by it. Lives on the device, so that replayed graphs carry it on.
 struct DynamicLossScale {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <shardopt/collectives/blocks.hpp>
 #include <shardopt/collectives/collective.hpp>
 #include <shardopt/core/parameter_table.hpp>
 #include <shardopt/precision/precision_policy.hpp>
@@ -49,10 +50,7 @@ struct Preparation {
  private:
   static Reduction resolved(const Config& config, Placement placement) {
     config.validate();
-    if (placement.world < 1 || placement.rank < 0 || placement.rank >= placement.world) {
-      throw std::invalid_argument("shardopt: rank " + std::to_string(placement.rank) + " of a world of " +
-                                  std::to_string(placement.world) + " does not exist");
-    }
+    require_rank(placement.rank, placement.world, Comm::name);
     const Dtype type = dtype_of<Grad>;
     const Reduction reduction =
         config.reduction == Reduction::automatic ? Comm::automatic_reduction(type) : config.reduction;

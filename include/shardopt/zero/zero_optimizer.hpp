@@ -6,6 +6,7 @@
 #include <shardopt/core/error.hpp>
 #include <shardopt/core/math.hpp>
 #include <shardopt/core/parameter_table.hpp>
+#include <shardopt/core/range.hpp>
 #include <shardopt/precision/precision_policy.hpp>
 #include <shardopt/rules/rule.hpp>
 #include <shardopt/sharding/sharding_policy.hpp>
@@ -393,8 +394,7 @@ class ZeroOptimizer {
   /// @throws std::logic_error in a capture, or in the middle of a step
   void set_states(std::span<const StateRun> runs, std::span<const float> values, Stream stream) {
     require_still("set_states", stream);
-    std::int64_t elements = 0;
-    for (const StateRun& run : runs) elements += run.range.size();
+    const std::int64_t elements = detail::elements_of(runs);
     if (elements != static_cast<std::int64_t>(values.size())) {
       throw std::invalid_argument("shardopt: set_states: the runs have " + std::to_string(elements) +
                                   " elements, not " + std::to_string(values.size()));

@@ -31,16 +31,25 @@ ncclComm_t lone_communicator() {
   return comm;
 }
 
+/// Two users of a communicator who may both abort it; the second has summed.
+struct Borrowers {
+  OwnStream stream;
+  OwnMemory<std::int64_t> words{4};
+  so::Nccl first = so::Nccl::borrow(lone_communicator(), stream, {.abort_borrowed = true});
+  so::Nccl second = so::Nccl::borrow(first.native(), stream, {.abort_borrowed = true});
+
+  Borrowers() {
+    words.fill(0, stream);
+    second.all_reduce(words.data(), 4);
+  }
+};
+
 }  // namespace
 
 TEST_CASE("A communicator that is borrowed twice is aborted once, for both", "[collectives][cuda]") {
   require_devices(1);
-  const OwnStream stream;
-  const OwnMemory<std::int64_t> words(4);
-  words.fill(0, stream);
-  so::Nccl first = so::Nccl::borrow(lone_communicator(), stream, {.abort_borrowed = true});
-  so::Nccl second = so::Nccl::borrow(first.native(), stream, {.abort_borrowed = true});
-  second.all_reduce(words.data(), 4);
+  Borrowers both;
+  auto& [stream, words, first, second] = both;
   stream.synchronize();
   first.abort("enough");
   CHECK(first.native() == nullptr);
@@ -167,12 +176,8 @@ TEST_CASE("A call of NCCL that waits longer than the deadline is reported", "[co
 TEST_CASE("Who waits without a deadline is told of an abort, when the event has come",
           "[collectives][cuda]") {
   require_devices(1);
-  const OwnStream stream;
-  const OwnMemory<std::int64_t> words(4);
-  words.fill(0, stream);
-  so::Nccl first = so::Nccl::borrow(lone_communicator(), stream, {.abort_borrowed = true});
-  so::Nccl second = so::Nccl::borrow(first.native(), stream, {.abort_borrowed = true});
-  second.all_reduce(words.data(), 4);
+  Borrowers both;
+  auto& [stream, words, first, second] = both;
   so::Cuda::Event event = second.device().make_event();
   second.device().record(event, stream);
   first.abort("enough");
