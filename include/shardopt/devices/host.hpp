@@ -4,6 +4,7 @@
 #include <shardopt/core/digest.hpp>
 #include <shardopt/core/error.hpp>
 #include <shardopt/core/rank_tree.hpp>
+#include <shardopt/devices/host_copy.hpp>
 #include <shardopt/devices/host_norm.hpp>
 #include <shardopt/devices/host_update.hpp>
 
@@ -17,7 +18,8 @@
 
 namespace shardopt::inline v0 {
 
-/// The processor: memory is ordinary memory, every call is done when it returns, on the calling thread.
+/// The processor: memory is ordinary memory, every call is done when it returns, on the calling thread, which
+/// has others help it with copies of many megabytes.
 ///
 /// On x86-64 the kernels need a processor with AVX2, FMA and F16C (all from 2013 on; every one with AVX2 has
 /// F16C).
@@ -79,15 +81,15 @@ class Host {
 
   /// Host memory to device memory; `from` may be reused on return.
   void upload(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {
-    copy_bytes(to, from, bytes);
+    detail::copy_on_host(to, from, bytes);
   }
   /// Device memory to host memory; waits.
   void download(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {
-    copy_bytes(to, from, bytes);
+    detail::copy_on_host(to, from, bytes);
   }
   /// Device memory to device memory, or to memory that allocate_pinned gave and back.
   void copy(void* to, const void* from, std::int64_t bytes, Stream) const noexcept {
-    copy_bytes(to, from, bytes);
+    detail::copy_on_host(to, from, bytes);
   }
   /// Zeroes bytes of device memory.
   void fill_zero(void* to, std::int64_t bytes, Stream) const noexcept {
@@ -176,10 +178,6 @@ class Host {
 
  private:
   static constexpr std::align_val_t alignment{256};
-
-  static void copy_bytes(void* to, const void* from, std::int64_t bytes) noexcept {
-    if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  }
 
   template <class T>
   struct LoadRank {

@@ -5,6 +5,7 @@
 #include <shardopt/devices/host.hpp>
 #include <support/numbers.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -144,6 +145,22 @@ TEST_CASE("A buffer's digest is the sum of its elements', however it is cut", "[
   std::uint64_t changed = 0;
   host.add_digest(elements.data(), 1000, 7, &changed, {});
   CHECK(changed != whole);
+}
+
+TEST_CASE("Copies of any length bring every byte and touch no other", "[devices][host]") {
+  const std::int64_t piece = so::detail::bytes_worth_a_copying_thread;
+  const std::int64_t bytes = GENERATE_COPY(0, 1, piece - 1, 2 * piece + 1, 5 * piece + 13);
+  const auto byte = [](std::size_t k) { return static_cast<unsigned char>(k * 0x9e3779b97f4a7c15U >> 56U); };
+  std::vector<unsigned char> from(static_cast<std::size_t>(bytes + 1));
+  for (std::size_t k = 0; k < from.size(); ++k) from[k] = byte(k);
+  std::vector<unsigned char> to(static_cast<std::size_t>(bytes + 2), 42);
+  const so::Host host;
+  SECTION("up") { host.upload(to.data() + 1, from.data() + 1, bytes, {}); }
+  SECTION("down") { host.download(to.data() + 1, from.data() + 1, bytes, {}); }
+  SECTION("aside") { host.copy(to.data() + 1, from.data() + 1, bytes, {}); }
+  CHECK(to.front() == 42);
+  CHECK(to.back() == 42);
+  CHECK(std::equal(from.begin() + 1, from.end(), to.begin() + 1, to.end() - 1));
 }
 
 TEST_CASE("Host memory is aligned to 256 bytes, and nothing may be asked for", "[devices][host]") {
