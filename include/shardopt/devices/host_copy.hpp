@@ -28,22 +28,17 @@ inline void copy_on_host(void* to, const void* from, std::int64_t bytes) noexcep
                 static_cast<std::size_t>(end - begin));
   };
   const std::int64_t part = bytes / threads;
-  std::int64_t end = bytes;  // what is from here on is another thread's
-  std::array<std::future<void>, most - 1> others;
+  std::int64_t end = bytes;                        // what is from here on is another thread's
+  std::array<std::future<void>, most - 1> others;  // their destructors wait
   try {
     for (std::int64_t k = 1; k < threads; ++k) {
-      // Where no thread can start, this one does the part while it waits.
-      others[static_cast<std::size_t>(k - 1)] =
-          std::async(std::launch::async | std::launch::deferred, copy, end - part, end);
+      others[static_cast<std::size_t>(k - 1)] = std::async(std::launch::async, copy, end - part, end);
       end -= part;
     }
   } catch (const std::exception&) {
-    // What was not handed over is copied here.
+    // No thread can start: what was not handed over is copied here.
   }
   copy(0, end);
-  for (std::future<void>& other : others) {
-    if (other.valid()) other.wait();
-  }
 }
 
 }  // namespace shardopt::inline v0::detail
