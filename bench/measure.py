@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """measure.py: what `./run gpu` does where the programs are built.
 
-measure.py manifest BUILD [--cmake CMAKE] [--into DIR]   lists the programs and GPU tests of a build; with --into copies them, stripped,
-                                                         so that DIR/run needs neither compiler nor network
-measure.py run FOLDER RESULTS [--minutes M]              runs what FOLDER/manifest.json lists: figures, PyTorch beside them, tests,
-                                                         benchmarks; writes RESULTS/results.json and RESULTS/results.md as it goes
+measure.py manifest BUILD...           prints the programs and GPU tests of builds, as JSON
+measure.py pack BUILD... FOLDER        copies them and all that they need, stripped, so that FOLDER/run needs neither compiler nor network
+measure.py run FOLDER RESULTS [--minutes M] [--elements N] [--tests REGEX]
+                                       runs what FOLDER/manifest.json lists: figures, PyTorch beside them, tests, benchmarks; writes
+                                       RESULTS/results.json and RESULTS/results.md as it goes. Programs of the GPU run through the
+                                       command in SHARDOPT_GPU_LAUNCHER if it is set.
 """
 
 import argparse
 import concurrent.futures
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -30,9 +33,16 @@ def say(text: str) -> None:
 
 
 # --- the manifest -----------------------------------------------------------------------------------------------------------------
-def gpu_tests(build: str, cmake: str) -> list[dict]:
+def cached(build: str, variable: str) -> str | None:
+    """A variable of a build's CMake cache."""
+    with open(os.path.join(build, "CMakeCache.txt"), encoding="utf-8") as cache:
+        found = re.search(rf"^{variable}:\w+=(.*)$", cache.read(), re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def gpu_tests(build: str) -> list[dict]:
     """The quick tests of CTest that run a program of the build on the GPU, by their names."""
-    ctest = os.path.join(os.path.dirname(cmake), "ctest")
+    ctest = cached(build, "CMAKE_CTEST_COMMAND") or "ctest"
     listing = subprocess.run([ctest, "--test-dir", build, "--show-only=json-v1", "-L", "quick"], capture_output=True, text=True, check=True)
     tests = []
     for test in json.loads(listing.stdout)["tests"]:
@@ -48,54 +58,68 @@ def gpu_tests(build: str, cmake: str) -> list[dict]:
     return tests
 
 
-def write_manifest(build: str, cmake: str, into: str | None) -> None:
-    build = os.path.abspath(build)
-    programs = {}
-    for name, path in (("figures", "bench/figures"), ("overlap", "bench/overlap"), *((b, f"bench/nvbench/{b}") for b in BENCHES)):
-        if os.path.isfile(os.path.join(build, path)):
-            programs[name] = os.path.join(build, path)
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    manifest = {"commit": commit, "programs": programs, "tests": gpu_tests(build, cmake)}
-    if not into:
-        with open(os.path.join(build, "manifest.json"), "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1)
-        return
+def manifest_of(builds: list[str]) -> dict:
+    """Where a program is in several builds, the first one's."""
+    manifest: dict = {"commit": "", "programs": {}, "tests": []}
+    for build in builds:
+        build = os.path.abspath(build)
+        for name, path in (("figures", "bench/figures"), ("overlap", "bench/overlap"), *((b, f"bench/nvbench/{b}") for b in BENCHES)):
+            if os.path.isfile(os.path.join(build, path)):
+                manifest["programs"].setdefault(name, os.path.join(build, path))
+        manifest["tests"] += gpu_tests(build)
+    git = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    manifest["commit"] = git.stdout.strip()
+    return manifest
 
-    for part in ("bin", "lib", "data"):
-        os.makedirs(os.path.join(into, part), exist_ok=True)
+
+def pack(builds: list[str], folder: str) -> None:
+    manifest = manifest_of(builds)
+    for part in ("bin", "data", "lib/standard"):
+        os.makedirs(os.path.join(folder, part), exist_ok=True)
+    places: dict[str, str] = {}  # of files that are in the folder already
 
     def carry(path: str) -> str:
         """Copies a program or a file once; its place from now on."""
         executable = os.access(path, os.X_OK)
         place = os.path.join("bin" if executable else "data", os.path.basename(path))
-        target = os.path.join(into, place)
+        if places.setdefault(place, path) != path:
+            sys.exit(f"measure.py: {path} and {places[place]} would be one file of {folder}")
+        target = os.path.join(folder, place)
         if not os.path.exists(target):
             shutil.copy(path, target)
             if executable:
                 subprocess.run(["strip", target], check=False)
         return place
 
-    manifest["programs"] = {name: carry(path) for name, path in programs.items()}
     for test in manifest["tests"]:
         test["command"] = [carry(word) if os.path.isabs(word) and os.path.isfile(word) else word for word in test["command"]]
+    manifest["programs"] = {name: carry(path) for name, path in manifest["programs"].items()}
+    for build in builds:
+        nvbench = cached(build, "nvbench_DIR")
+        if nvbench and any(bench in manifest["programs"] for bench in BENCHES):
+            shutil.copy(os.path.join(nvbench, "../../libnvbench.so"), os.path.join(folder, "lib"))
+    for library in ("libstdc++.so.6", "libgcc_s.so.1"):  # used where the machine's own are too old
+        found = subprocess.run(["g++", f"-print-file-name={library}"], capture_output=True, text=True, check=True)
+        shutil.copy(found.stdout.strip(), os.path.join(folder, "lib/standard"))
     for script in ("measure.py", "peers.py"):
-        shutil.copy(os.path.join(ROOT, "bench", script), into)
-    with open(os.path.join(into, "manifest.json"), "w", encoding="utf-8") as file:
+        shutil.copy(os.path.join(ROOT, "bench", script), folder)
+    shutil.copy(os.path.join(ROOT, "bench/run_prebuilt"), os.path.join(folder, "run"))
+    with open(os.path.join(folder, "manifest.json"), "w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=1)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------------------
 class Run:
-    """One run: its folder, its results, its time."""
+    """One run: its folder, its results, its time, the size of what it measures."""
 
-    def __init__(self, folder: str, results: str, minutes: float) -> None:
-        self.folder, self.place = os.path.abspath(folder), os.path.abspath(results)
+    def __init__(self, folder: str, results: str, minutes: float, elements: int) -> None:
+        self.folder, self.place, self.elements = os.path.abspath(folder), os.path.abspath(results), elements
         self.end = time.monotonic() + 60 * minutes
         with open(os.path.join(self.folder, "manifest.json"), encoding="utf-8") as file:
             self.manifest = json.load(file)
         self.launcher = os.environ.get("SHARDOPT_GPU_LAUNCHER", "").split()
         self.results = {"commit": self.manifest["commit"], "begun": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                        "machine": machine(), "figures": [], "peers": [], "benches": [], "tests": [], "notes": []}
+                        "machine": machine(), "elements": elements, "figures": [], "peers": [], "benches": [], "tests": [], "notes": []}
         os.makedirs(os.path.join(self.place, "logs"), exist_ok=True)
 
     def left(self) -> float:
@@ -144,8 +168,8 @@ class Run:
 def machine() -> dict:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        gpus = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.strip().splitlines()
-    except (OSError, subprocess.TimeoutExpired):
+        gpus = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.strip().splitlines()
+    except (OSError, subprocess.SubprocessError):  # its complaints would read like names
         gpus = []
     return {"gpus": gpus, "cpus": os.cpu_count(), "system": platform.platform()}
 
@@ -158,25 +182,25 @@ def last_json(output: str) -> dict | None:
         return None
 
 
-def run_figures(run: Run, elements: str) -> None:
+def run_figures(run: Run) -> None:
     command = run.program("figures")
     if command is None:
         return run.note("figures: not built")
     say("figures")
-    code, output = run.execute("figures", [*command, elements], 120)
+    code, output = run.execute("figures", [*command, str(run.elements)], 120)
     figures = last_json(output)
     if code != 0 or figures is None:
         return run.note(f"figures: FAILED, exit code {code}: {output.strip()[-500:]}")
     run.results["figures"] = figures["figures"]
-    run.results["elements"] = figures["elements"]
+    run.results["machine"].update(device=figures["device"], devices=figures["devices"])
 
 
-def run_peers(run: Run, elements: str) -> None:
+def run_peers(run: Run) -> None:
     script = os.path.join(run.folder, "peers.py")
     if not os.path.isfile(script):
         script = os.path.join(ROOT, "bench", "peers.py")
     say("peers")
-    code, output = run.execute("peers", [os.environ.get("SHARDOPT_PEERS_PYTHON", "python3"), script, elements], 120)
+    code, output = run.execute("peers", [os.environ.get("SHARDOPT_PEERS_PYTHON", "python3"), script, str(run.elements)], 120)
     figures = last_json(output)
     if code != 0 or figures is None:
         return run.note(f"peers: {output.strip()[-500:]}" if code == 77 else f"peers: FAILED, exit code {code}: {output.strip()[-500:]}")
@@ -184,9 +208,9 @@ def run_peers(run: Run, elements: str) -> None:
     run.results["torch"] = figures["torch"]
 
 
-def run_test(run: Run, test: dict) -> dict:
+def run_test(run: Run, number: int, test: dict) -> dict:
     begin = time.monotonic()
-    code, output = run.execute(test["name"], [*run.launcher, *(run.path(word) for word in test["command"])], 60)
+    code, output = run.execute(f"{number:03} {test['name']}", [*run.launcher, *(run.path(word) for word in test["command"])], 60)
     result = {"name": test["name"], "seconds": round(time.monotonic() - begin, 2)}
     if code == 0:
         return {**result, "outcome": "passed"}
@@ -201,13 +225,15 @@ def run_test(run: Run, test: dict) -> dict:
     return {**result, "outcome": "failed", "reason": reason, "output": output[-2000:]}
 
 
-def run_tests(run: Run, reserve: float) -> None:
-    """All tests, a few at once, but for the time that is reserved for what follows."""
-    tests = run.manifest["tests"]
+def run_tests(run: Run, pattern: str, reserve: float) -> None:
+    """The tests whose names match, a few at once, but for the time that is reserved for what follows."""
+    tests = [test for test in run.manifest["tests"] if re.search(pattern, test["name"])]
+    if not tests:
+        return run.note("tests: " + (f"FAILED: none is called {pattern!r}" if run.manifest["tests"] else "not built"))
     say(f"{len(tests)} tests")
     run.end -= reserve
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for done, result in enumerate(pool.map(lambda test: run_test(run, test), tests), 1):
+        for done, result in enumerate(pool.map(run_test, itertools.repeat(run), itertools.count(1), tests), 1):
             run.results["tests"].append(result)
             if result["outcome"] == "failed":
                 say(f"FAILED: {result['name']}: {result['reason']}")
@@ -231,44 +257,59 @@ def run_bench(run: Run, name: str, sizes: dict[str, str]) -> None:
         return run.note(f"{name}: FAILED, exit code {code}: {output.strip()[-500:]}")
     with open(file, encoding="utf-8") as opened:
         content = json.load(opened)
+    measured = 0
     for benchmark in content["benchmarks"]:
         for state in benchmark["states"]:
-            if state.get("is_skipped"):
-                run.note(f"{benchmark['name']} {state['name']}: {state.get('skip_reason')}")
+            where = f"{benchmark['name']} {state['name']}"
+            if state.get("is_skipped"):  # nvbench calls it that too when something was thrown, and ends as if all were well
+                reason = str(state.get("skip_reason"))
+                run.note(f"{where}: {'FAILED: ' if reason.startswith('Unexpected error') else ''}{reason}")
                 continue
-            summaries = {s["tag"]: {d["name"]: d["value"] for d in s["data"]}.get("value") for s in state["summaries"]}
+            # Lists are null where they are empty; numbers are strings.
+            summaries = {s["tag"]: {d["name"]: d["value"] for d in s["data"]}.get("value") for s in state["summaries"] or []}
             seconds, speed = summaries.get("nv/cold/time/gpu/mean"), summaries.get("nv/cold/bw/global/bytes_per_second")
-            if seconds is not None and speed is not None:
-                axes = ", ".join(str(a.get("value")) for a in state["axis_values"])
-                run.results["benches"].append({"name": f"{benchmark['name']}: {axes}", "microseconds": round(1e6 * float(seconds), 2),
-                                               "gigabytes_per_second": round(float(speed) / 1e9, 1)})
+            if seconds is None or speed is None:
+                run.note(f"{where}: FAILED: nvbench measured no time")
+                continue
+            measured += 1
+            axes = ", ".join(str(a.get("value", a.get("input_string"))) for a in state["axis_values"] or [])
+            run.results["benches"].append({"name": f"{benchmark['name']}: {axes}", "microseconds": round(1e6 * float(seconds), 2),
+                                           "gigabytes_per_second": round(float(speed) / 1e9, 1)})
+    if measured == 0:
+        run.note(f"{name}: FAILED: it measured nothing: {output.strip()[-500:]}")
 
 
 def run_overlap(run: Run) -> None:
-    command = run.program("overlap")
-    gpus = len(run.results["machine"]["gpus"])
+    command, layers = run.program("overlap"), 16
+    gpus = run.results["machine"].get("devices", len(run.results["machine"]["gpus"]))
     if command is None or gpus < 2:
         return run.note(f"overlap: skipped: needs 2 GPUs, there are {gpus}" if command else "overlap: not built")
     say("overlap")
-    code, output = run.execute("overlap", [*command, str(gpus), str(1 << 28), "16", str(64 << 20), str(256 << 20), "10"], 60)
+    # Buckets as large as the gradients of a layer; a layer's forward and backward copies what 4 of them hold.
+    sizes = (gpus, run.elements, layers, run.elements // layers * 4, run.elements // layers * 16, 10)
+    code, output = run.execute("overlap", [*command, *map(str, sizes)], 60)
     if code != 0:
         return run.note(f"overlap: FAILED, exit code {code}: {output.strip()[-500:]}")
-    run.note(f"overlap: an iteration of {gpus} GPUs, 2^28 parameters in 16 layers, takes {output.strip()} ms")
+    run.note(f"overlap: an iteration of {gpus} GPUs, {power_of_two(run.elements)} parameters in {layers} layers, takes {output.strip()} ms")
 
 
 # --- the table --------------------------------------------------------------------------------------------------------------------
+def power_of_two(number: int) -> str:
+    return f"2^{number.bit_length() - 1}" if number & (number - 1) == 0 else f"{number:,}"
+
+
 def table(header: list[str], lines: list[list]) -> str:
     rows = [header, ["---"] * len(header), *lines]
     return "".join("| " + " | ".join(str(cell) for cell in row) + " |\n" for row in rows)
 
 
 def markdown(results: dict) -> str:
-    gpus = results["machine"]["gpus"]
-    text = f"Commit {results['commit'][:12]}, {results['begun']}, {'; '.join(gpus) or 'no GPU named'}\n\n"
+    gpus = results["machine"]["gpus"] or [results["machine"].get("device", "no GPU named")]
+    text = f"Commit {results['commit'][:12]}, {results['begun']}, {'; '.join(gpus)}\n\n"
     figures = [*results["figures"], *results["peers"]]
     copy = results["figures"][0]["gigabytes_per_second"] if results["figures"] else 0
     if figures:
-        text += table(["2^" + format((results.get("elements", 1) or 1).bit_length() - 1) + " elements", "bytes an element", "GB/s", "of the copy"],
+        text += table([f"{power_of_two(results['elements'])} elements", "bytes an element", "GB/s", "of the copy"],
                       [[f["name"], f["bytes_per_element"], f["gigabytes_per_second"],
                         format(f["gigabytes_per_second"] / copy if copy else f["of_copy"], ".3f")] for f in figures]) + "\n"
     if results["benches"]:
@@ -288,21 +329,21 @@ def markdown(results: dict) -> str:
     return text + "".join(f"- {note}\n" for note in results["notes"])
 
 
-def measure(folder: str, place: str, minutes: float, elements: str) -> int:
-    run = Run(folder, place, minutes)
+def measure(run: Run, pattern: str) -> int:
+    begun = time.monotonic()
     benches = [("bench_update", {"copy": "bytes[pow2]=30", "update": "elements[pow2]=[20,28]"}), ("bench_norm", {"norm": "elements[pow2]=[20,28]"}),
                ("bench_step", {"step_one_rank": "elements[pow2]=[20,28]", "step_eight_ranks": "elements[pow2]=[20,27]"})]
-    run_figures(run, elements)
+    run_figures(run)
     run.save()
-    run_peers(run, elements)
+    run_peers(run)
     run.save()
-    run_tests(run, reserve=min(150, run.left() / 3))
+    run_tests(run, pattern, reserve=min(150, run.left() / 3))
     run.save()
     for name, sizes in benches:
         run_bench(run, name, sizes)
         run.save()
     run_overlap(run)
-    run.results["seconds"] = round(60 * minutes - run.left())
+    run.results["seconds"] = round(time.monotonic() - begun)
     run.save()
     with open(os.path.join(run.place, "results.md"), encoding="utf-8") as file:
         print(file.read())
@@ -312,22 +353,27 @@ def measure(folder: str, place: str, minutes: float, elements: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="measure.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    manifest = commands.add_parser("manifest")
-    manifest.add_argument("build")
-    manifest.add_argument("--cmake", default=shutil.which("cmake") or "cmake")
-    manifest.add_argument("--into")
-    run = commands.add_parser("run")
-    run.add_argument("folder")
-    run.add_argument("results")
-    run.add_argument("--minutes", type=float, default=7)
-    run.add_argument("--elements", default=str(1 << 28), help="of the figures")
+    command = commands.add_parser("manifest")
+    command.add_argument("builds", nargs="+", metavar="BUILD")
+    command = commands.add_parser("pack")
+    command.add_argument("builds", nargs="+", metavar="BUILD")
+    command.add_argument("folder", metavar="FOLDER")
+    command = commands.add_parser("run")
+    command.add_argument("folder", metavar="FOLDER")
+    command.add_argument("results", metavar="RESULTS")
+    command.add_argument("--minutes", type=float, default=7, help="until it stops what still runs (7)")
+    command.add_argument("--elements", type=int, default=1 << 28, help="of figures, peers and overlap (2^28)")
+    command.add_argument("--tests", default="", metavar="REGEX", help="only the tests whose names match")
     arguments = parser.parse_args()
     if arguments.command == "manifest":
-        write_manifest(arguments.build, arguments.cmake, arguments.into)
+        print(json.dumps(manifest_of(arguments.builds), indent=1))
         return 0
-    return measure(arguments.folder, arguments.results, arguments.minutes, arguments.elements)
+    if arguments.command == "pack":
+        pack(arguments.builds, arguments.folder)
+        return 0
+    return measure(Run(arguments.folder, arguments.results, arguments.minutes, arguments.elements), arguments.tests)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// figures [ELEMENTS]: how near to the device's own copy the kernels come, as JSON. Every figure is the median
-// of repeated runs, beside a copy measured in the same process.
+// figures [ELEMENTS]: how near to the device's own copy the kernels come, as JSON, with the device's name and
+// the number of devices. Every figure is the median of repeated runs, beside a copy measured in the same
+// process.
 
 #include <bench/workloads.cuh>
 
@@ -78,7 +79,12 @@ Figure measure(Clock& clock, const std::string& name, std::int64_t elements, Wor
 }
 
 void print(const std::vector<Figure>& figures, std::int64_t elements) {
-  std::printf("{\"elements\": %lld, \"figures\": [\n", static_cast<long long>(elements));
+  cudaDeviceProp properties{};
+  int devices = 0;
+  so::throw_if_failed(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  so::throw_if_failed(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  std::printf("{\"elements\": %lld, \"device\": \"%s\", \"devices\": %d, \"figures\": [\n",
+              static_cast<long long>(elements), properties.name, devices);
   for (std::size_t k = 0; k < figures.size(); ++k) {
     std::printf(
         "  {\"name\": \"%s\", \"bytes_per_element\": %.4g, \"gigabytes_per_second\": %.1f, \"of_copy\": "
