@@ -14,6 +14,9 @@ import sys
 import tempfile
 
 FEW, MANY = 2, 6  # steps
+TILE = 2048  # elements
+SECTORS_OF_A_TILE = 8 * 20  # each of a tile's 8 warps reads its line of the map, and may begin and end within a sector
+MOST_OF_FASTEST = 1.06  # of the longer of computation and communication: what a step costs that overlaps the other
 HOST_WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaMemcpyToSymbol",
               "cudaMemcpyFromSymbol", "cudaMemset", "cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost")
 MOST_LAUNCHES_OF_ONE_BUCKET = 6
@@ -84,6 +87,9 @@ def describe(launcher: str, program: str, configuration: str) -> tuple[list[str]
         require(least <= moved <= most, f"{part} moves {moved:.0f} bytes; the floor is {least}")
         cells.append(f"{moved / elements:.2f} / {least / elements:.0f}")
     sectors = steps.kernels("update_kernel", "load_sectors", "store_sectors")
+    tiles = elements / TILE + floor["parameters"] + ranks * floor["buckets"]  # those that a slice's end cuts short, too
+    most = floor["update_bytes"] / 32 + SECTORS_OF_A_TILE * tiles
+    require(sectors <= most, f"the update touches {sectors:.0f} sectors of 32 bytes; at most {most:.0f} are expected")
     cells.append(f"{sectors / elements:.3f} / {floor['update_bytes'] / 32 / elements:.3f}")
 
     launches = steps.kernels("", "launches") / ranks
@@ -105,6 +111,7 @@ def describe(launcher: str, program: str, configuration: str) -> tuple[list[str]
     times = {loop: loops[loop].elapsed_us() for loop in loops}
     fastest = max(times["compute"], times["step"])
     require(times["overlapped"] <= 1.01 * times["plain"], f"overlap costs time: {times}")
+    require(times["overlapped"] <= MOST_OF_FASTEST * fastest, f"overlapped it takes {times['overlapped']:.0f} us; the floor is {fastest:.0f}")
     cells.append(f"{times['compute']:.0f} + {times['step']:.0f}")
     cells.append(f"{times['plain']:.0f} / {fastest:.0f}")
     cells.append(f"{times['overlapped']:.0f} / {fastest:.0f}")
