@@ -26,8 +26,8 @@ def seconds(torch, launch) -> float:
 def main() -> int:
     try:
         import torch
-    except ImportError:
-        print("skipped: this Python has no PyTorch")
+    except (ImportError, OSError) as error:  # OSError: one of its libraries
+        print(f"skipped: this Python has no PyTorch that can be used: {error}")
         return 77
     if not torch.cuda.is_available():
         print("skipped: PyTorch finds no GPU")

@@ -10,7 +10,7 @@ if [ -n "${SHARDOPT_GPU_LAUNCHER:-}" ]; then
   # shellcheck disable=SC2086 # the launcher may bring arguments of its own
   exec $SHARDOPT_GPU_LAUNCHER "$@"
 fi
-if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+if timeout 30 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
   exec "$@"
 fi
 echo "skipped: no GPU answers, and SHARDOPT_GPU_LAUNCHER is not set"
