@@ -465,6 +465,36 @@ def places(mlp):
     two_on_one_gpu(mlp)
 
 
+SRUN = """#!/bin/bash
+[ "$1" = --kill-on-bad-exit=1 ] && shift || { echo "srun: $*" >&2; exit 9; }
+for ((rank = 0; rank < WORLD; ++rank)); do
+  SLURM_PROCID=$rank SLURM_NTASKS=$WORLD SLURM_LOCALID=$rank SLURM_JOB_ID=7 SLURM_STEP_NODELIST=localhost "$@" &
+done
+code=0
+for ((rank = 0; rank < WORLD; ++rank)); do wait -n || code=$?; done
+exit $code
+"""
+
+
+def job(mlp):
+    """examples/mlp/slurm.sh as sbatch runs it, on one machine, with what stands for srun."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/mlp/slurm.sh")
+    world = min(2, mlp.gpus())
+    common = ["--epochs", "1", "--batch", "240", "--reduction", "ordered"]
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "srun"), "w", encoding="utf-8") as file:
+            file.write(SRUN)
+        os.chmod(file.name, 0o755)
+        environment = {"PATH": f"{folder}:{os.environ['PATH']}", "WORLD": str(world), "MASTER_PORT": str(free_port())}
+        code, output, errors = end(start(Mlp(mlp.backend, ["bash", script, *mlp.command]), environment, *common))
+        assert code == 0, (code, output, errors)
+        assert output.splitlines()[-1].endswith(f"weights {mlp.hash('--ranks', str(world), *common)}"), output
+        code, output, errors = end(start(Mlp(mlp.backend, ["bash", script, *mlp.command]), environment, "--batch", "none"))
+        assert (code, output) == (2, "") and "--batch" in errors, (code, output, errors)
+        code, output, errors = end(start(Mlp(mlp.backend, ["bash", script]), environment))
+        assert (code, output) == (2, "") and errors.startswith("usage: sbatch slurm.sh PROGRAM"), (code, output, errors)
+
+
 def two_on_one_gpu(mlp):
     port = free_port()
     both = [start(mlp, {**slurm(rank, 2, port), "SLURM_LOCALID": "0"}, "--epochs", "1", "--batch", "240") for rank in (0, 1)]
@@ -556,7 +586,7 @@ def torchrun(rank, world, port):
 
 
 CASES = {case.__name__: case for case in (
-    bad_input, gpus, accuracy, sharding, micro_batches, output, settings, processes, places, killed, resume, resume_by_micro_batches,
+    bad_input, gpus, accuracy, sharding, micro_batches, output, settings, processes, places, job, killed, resume, resume_by_micro_batches,
     resume_on_other_ranks, resume_refused, save_fails, resume_after_kill)} | {
     "csv": csv_rows,
 }
