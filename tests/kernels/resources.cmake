@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the test of tests/kernels runs: compiles SOURCE for the ARCHITECTURES (80,90) and reads what ptxas says of each kernel. None may
-# spill registers or use local memory (a stack frame), and each kernel that the headers define must be among them.
+# spill registers or use local memory (a stack frame), and each kernel that the headers define must be among them, with each functor.
 string(REPLACE "," ";" ARCHITECTURES "${ARCHITECTURES}")
 set(generate)
 foreach(architecture IN LISTS ARCHITECTURES)
@@ -63,5 +63,28 @@ foreach(header IN LISTS headers)
     endif()
   endforeach()
 endforeach()
+# What the single-thread kernel is handed: each struct that can be called without arguments.
+file(GLOB_RECURSE headers ${INCLUDE}/*.hpp)
+set(functors 0)
+foreach(header IN LISTS headers)
+  file(READ ${header} text)
+  string(REPLACE ";" "," text "${text}")
+  string(REGEX MATCHALL "\n *struct [A-Za-z]+|SHARDOPT_HD void operator\\(\\)\\(\\) const" parts "${text}")
+  foreach(part IN LISTS parts)
+    if(part MATCHES "struct ([A-Za-z]+)")
+      set(name ${CMAKE_MATCH_1})
+    else()
+      string(LENGTH ${name} length)
+      if(NOT output MATCHES "invoke_kernelI[A-Za-z0-9_]*[^0-9]${length}${name}[IE]")
+        message(FATAL_ERROR "${SOURCE} does not invoke ${name} of ${header}")
+      endif()
+      math(EXPR functors "${functors} + 1")
+    endif()
+  endforeach()
+endforeach()
+if(functors EQUAL 0)
+  message(FATAL_ERROR "no header of ${INCLUDE} holds a functor for invoke_kernel")
+endif()
+
 list(LENGTH ARCHITECTURES architectures)
-message("${kernels} kernels for ${architectures} architectures: no local memory; ${most_registers} registers at most (${largest})")
+message("${kernels} kernels for ${architectures} architectures: ${functors} functors; no local memory; ${most_registers} registers at most (${largest})")
