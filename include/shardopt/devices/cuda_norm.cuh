@@ -41,14 +41,14 @@ class WarpGrain {
   /// Sum of squares in the host's order, the same in all threads; non-finite elements are left out and
   /// counted.
   [[nodiscard]] __device__ __forceinline__ double squares(unsigned& non_finite) const {
+    // A float's square is exact in a double: fused, each sum is rounded as by a product and an addition.
     double sum = 0.0;
     SHARDOPT_UNROLL
     for (int row = 0; row < rows; ++row) {
-      const bool finite = math::is_finite(values_[row]);
-      non_finite += finite ? 0U : 1U;
-      const double wide = finite ? math::widen(values_[row]) : 0.0;
-      sum = math::add(sum, math::mul(wide, wide));
+      const double wide = math::widen(values_[row]);
+      sum = math::fma(wide, wide, sum);
     }
+    if (!math::is_finite(sum)) sum = finite_squares(non_finite);  // finite floats cannot overflow it
     // Partial sums 16 apart, 8, 4, 2, 1; partial sum s lies in thread s, or in thread s/2 + 16·(s mod 2).
     SHARDOPT_UNROLL
     for (int apart = 16; apart > 1; apart /= 2)
@@ -57,10 +57,23 @@ class WarpGrain {
   }
 
  private:
+  [[nodiscard]] __device__ __forceinline__ double finite_squares(unsigned& non_finite) const {
+    double sum = 0.0;
+    SHARDOPT_UNROLL
+    for (const float value : values_) {
+      const bool finite = math::is_finite(value);
+      non_finite += finite ? 0U : 1U;
+      const double wide = finite ? math::widen(value) : 0.0;
+      sum = math::fma(wide, wide, sum);
+    }
+    return sum;
+  }
+
   [[nodiscard]] static __device__ __forceinline__ double from_partner(double sum, int distance) {
     return __shfl_xor_sync(all_threads, sum, distance);
   }
 
+  /// The lower or the upper half of a word.
   [[nodiscard]] static __device__ __forceinline__ float half_of(std::uint32_t word, bool upper) {
     const auto bits = static_cast<std::uint16_t>(upper ? word >> 16 : word & 0xffffU);
     Grad element;
@@ -73,20 +86,20 @@ class WarpGrain {
   __device__ __forceinline__ void load_pairs(const std::uint32_t* words, std::uint32_t lane) {
     const bool odd = lane >= 16;  // reads odd rows, keeps the odd partial sum
     std::uint32_t own[rows / 2];
-    std::uint32_t others[rows / 4];
     SHARDOPT_UNROLL
     for (int k = 0; k < rows / 2; ++k) own[k] = words[32 * static_cast<std::uint32_t>(k) + lane];
     SHARDOPT_UNROLL
-    for (int k = 0; k < rows / 4; ++k) {
-      const std::uint32_t sent = __byte_perm(own[2 * k], own[2 * k + 1], odd ? 0x5410U : 0x7632U);
-      others[k] = __shfl_xor_sync(all_threads, sent, 16);
-    }
-    SHARDOPT_UNROLL
-    for (int k = 0; k < rows / 2; ++k) {
-      const float mine = half_of(own[k], odd);
-      const float theirs = half_of(others[k / 2], k % 2 == 1);
-      values_[2 * k] = odd ? theirs : mine;
-      values_[2 * k + 1] = odd ? mine : theirs;
+    for (int k = 0; k < rows / 2; k += 2) {
+      const std::uint32_t lower = __byte_perm(own[k], own[k + 1], 0x5410U);
+      const std::uint32_t upper = __byte_perm(own[k], own[k + 1], 0x7632U);
+      const std::uint32_t kept = odd ? upper : lower;
+      const std::uint32_t received = __shfl_xor_sync(all_threads, odd ? lower : upper, 16);
+      const std::uint32_t even_rows = odd ? received : kept;
+      const std::uint32_t odd_rows = odd ? kept : received;
+      values_[2 * k] = half_of(even_rows, false);
+      values_[2 * k + 1] = half_of(odd_rows, false);
+      values_[2 * k + 2] = half_of(even_rows, true);
+      values_[2 * k + 3] = half_of(odd_rows, true);
     }
   }
 
