@@ -28,7 +28,7 @@ std::vector<T> gradients(bool specials) {
   std::vector<T> result;
   for (std::size_t k = 0; k < buffer_size; ++k) {
     const std::uint64_t draw = noise(7, k);
-    const double scale = 1.0 / static_cast<double>(std::uint64_t{1} << (draw >> 40) % 24);
+    const double scale = 1.0 / static_cast<double>(std::uint64_t{1} << (draw >> 40) % 30);
     result.push_back(rounded<T>((static_cast<double>(draw % 2000001) * 1e-6 - 1.0) * scale));
   }
   if (!specials) return result;
