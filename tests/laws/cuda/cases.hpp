@@ -110,9 +110,9 @@ template <class Case>
 template <class Case>
 [[nodiscard]] Outcome run_on_solo_cuda(const Workload& workload);
 
-/// All ranks on one GPU.
+/// Threads<Cuda>: rank r on GPU `devices[r]`.
 template <class Case>
-[[nodiscard]] Outcome run_on_threads_cuda(const Workload& workload);
+[[nodiscard]] Outcome run_on_threads_cuda(const Workload& workload, const std::vector<int>& devices);
 
 // clang-format off
 #define SHARDOPT_TEST_CASES_FP32(X)                             \

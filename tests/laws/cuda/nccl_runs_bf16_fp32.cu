@@ -5,5 +5,6 @@
 
 namespace test {
 template Outcome run_on_solo_cuda<Case<SignRule, so::PerParameterSharding, Bf16Fp32>>(const Workload&);
-template Outcome run_on_threads_cuda<Case<SignRule, so::PerParameterSharding, Bf16Fp32>>(const Workload&);
+template Outcome run_on_threads_cuda<Case<SignRule, so::PerParameterSharding, Bf16Fp32>>(
+    const Workload&, const std::vector<int>&);
 }  // namespace test

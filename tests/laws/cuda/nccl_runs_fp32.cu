@@ -5,4 +5,8 @@
 
 namespace test {
 template Outcome run_on_solo_cuda<Case<so::AdamW, so::FlatSharding, Fp32>>(const Workload&);
-}
+template Outcome run_on_threads_cuda<Case<so::AdamW, so::FlatSharding, Fp32>>(const Workload&,
+                                                                              const std::vector<int>&);
+template Outcome run_on_threads_cuda<Case<so::SGD, so::Replicated, Fp32>>(const Workload&,
+                                                                          const std::vector<int>&);
+}  // namespace test

@@ -6,9 +6,11 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/generators/catch_generators_range.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace {
 
@@ -37,6 +39,17 @@ void check_same_bits(const NamedCase& c, const Workload& w) {
   CHECK(difference(host, cuda, c.types) == "");
   CHECK(foreign_writes(w, host, c.types) == "");
   CHECK(foreign_writes(w, cuda, c.types) == "");
+}
+
+/// Threads<Cuda> against Threads<Host>; rank r on GPU `devices[r]`.
+template <class Case>
+void check_threads(const Workload& w, const std::vector<int>& devices) {
+  CAPTURE(devices, w.name, w.world, w.variant, w.separate, w.shift_parameters, w.shift_gradients,
+          static_cast<int>(w.memory), static_cast<int>(w.announce), w.bucket_bytes, w.max_norm, w.seed);
+  const Outcome host = run_on_host<Case>(w);
+  const Outcome cuda = run_on_threads_cuda<Case>(w, devices);
+  CHECK(difference(host, cuda, Case::types) == "");
+  CHECK(foreign_writes(w, cuda, Case::types) == "");
 }
 
 }  // namespace
@@ -94,9 +107,23 @@ TEST_CASE("Ranks that share one GPU give the host's bits", "[laws][cuda][law3][l
   const int world = GENERATE(3, 4, 8);
   const Workload w = varied(awkward(world), static_cast<std::size_t>(world));
   using Sign = Case<SignRule, so::PerParameterSharding, Bf16Fp32>;
-  const Outcome cuda = run_on_threads_cuda<Sign>(w);
-  CHECK(difference(run_on_host<Sign>(w), cuda, Sign::types) == "");
-  CHECK(foreign_writes(w, cuda, Sign::types) == "");
+  check_threads<Sign>(w, std::vector<int>(static_cast<std::size_t>(world), 0));
+}
+
+TEST_CASE("Ranks that are threads on several GPUs, or on some they share, give the host's bits",
+          "[laws][cuda][law3][law5][B069]") {
+  const std::vector<int> devices =
+      GENERATE(values<std::vector<int>>({{0, 1}, {3, 1}, {0, 1, 0}, {2, 0, 1}, {0, 1, 2, 3}, {0, 0, 1, 1}}));
+  require_devices(1 + *std::max_element(devices.begin(), devices.end()));
+  const std::size_t turn = GENERATE(std::size_t{0}, std::size_t{1});
+  const int world = static_cast<int>(devices.size());
+  const auto made = [&](std::size_t more) {
+    return varied(turn == 0 ? awkward(world) : dense(world), devices.size() + 3 * turn + more);
+  };
+  check_threads<Case<so::AdamW, so::FlatSharding, Fp32>>(made(0), devices);
+  check_threads<Case<SignRule, so::PerParameterSharding, Bf16Fp32>>(made(1), devices);
+  check_threads<Case<so::SGD, so::Replicated, Fp32>>(made(2), devices);
+  check_threads<Case<SignRule, so::Replicated, Bf16>>(made(4), devices);
 }
 
 TEST_CASE("Non-finite gradients that the engine lets through give NaNs where the host has them",
