@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace so = shardopt;
@@ -21,7 +23,6 @@ using namespace test;
 namespace {
 
 using Precision = so::Mixed<so::bf16, float, float>;
-using OnGpus = so::ZeroOptimizer<so::AdamW, so::FlatSharding, so::Nccl, Precision>;
 using OnHost = so::ZeroOptimizer<so::AdamW, so::PerParameterSharding, so::Threads<so::Host>, Precision>;
 
 constexpr std::size_t elements = 6000;
@@ -62,31 +63,55 @@ std::vector<float> states_of(Optimizer& optimizer, typename Optimizer::Stream st
   return states;
 }
 
-/// Runs body(optimizer, stream, step) on two GPUs and gives what rank 0's returned.
+/// Runs body(optimizer, stream, step) as one rank, whose GPU is current, and gives what it returns.
+template <class Comm, class Body>
+std::vector<float> as_rank(Comm comm, const Body& body) {
+  using Optimizer = so::ZeroOptimizer<so::AdamW, so::FlatSharding, Comm, Precision>;
+  const int rank = comm.rank();
+  const int device = comm.device().ordinal();
+  const OwnStream stream;
+  const OwnMemory<so::bf16> parameters(elements);
+  const OwnMemory<float> gradients(elements);
+  parameters.fill(0, stream);
+  Optimizer optimizer(make_table(), make_config<Optimizer>(), std::move(comm),
+                      so::FlatBuffers{parameters.data(), gradients.data()}, stream);
+  const auto step = [&](int first, int last) {
+    for (int k = first; k < last; ++k) {
+      const std::vector<float> values = gradients_of(rank, k);
+      gradients.write(values, stream);
+      optimizer.step({.lr_factor = 1.0f / static_cast<float>(k + 1)}, stream);
+      stream.synchronize();  // the values go
+    }
+  };
+  std::vector<float> mine = body(optimizer, static_cast<cudaStream_t>(stream), step);
+  int current = -1;
+  succeed(cudaGetDevice(&current));
+  if (current != device) throw std::runtime_error("the current device has changed");
+  return mine;
+}
+
+/// On two GPUs; gives what rank 0's returned.
 template <class Body>
 std::vector<float> with_gpus(const Body& body) {
   const Communicators comms(world);
   std::vector<float> result;
   on_ranks(world, [&](int rank) {
-    const OwnStream stream;
     const OwnStream comm_stream;
-    const OwnMemory<so::bf16> parameters(elements);
-    const OwnMemory<float> gradients(elements);
-    parameters.fill(0, stream);
-    OnGpus optimizer(make_table(), make_config<OnGpus>(), so::Nccl::borrow(comms[rank], comm_stream),
-                     so::FlatBuffers{parameters.data(), gradients.data()}, stream);
-    const auto step = [&](int first, int last) {
-      for (int k = first; k < last; ++k) {
-        const std::vector<float> values = gradients_of(rank, k);
-        gradients.write(values, stream);
-        optimizer.step({.lr_factor = 1.0f / static_cast<float>(k + 1)}, stream);
-        stream.synchronize();  // the values go
-      }
-    };
-    const std::vector<float> mine = body(optimizer, static_cast<cudaStream_t>(stream), step);
-    int current = -1;
-    succeed(cudaGetDevice(&current));
-    if (current != rank) throw std::runtime_error("the current device has changed");
+    const std::vector<float> mine = as_rank(so::Nccl::borrow(comms[rank], comm_stream), body);
+    if (rank == 0) result = mine;
+  });
+  return result;
+}
+
+/// The same on threads, rank r's on GPU `devices[r]`.
+template <class Body>
+std::vector<float> with_threads(const std::vector<int>& devices, const Body& body) {
+  std::vector<so::ThreadSeat> seats;
+  for (const int device : devices) seats.push_back({.device = device});
+  std::vector<float> result;
+  so::Threads<so::Cuda>::run(seats, [&](so::Threads<so::Cuda> comm) {
+    const int rank = comm.rank();
+    const std::vector<float> mine = as_rank(std::move(comm), body);
     if (rank == 0) result = mine;
   });
   return result;
@@ -149,6 +174,40 @@ TEST_CASE("What GPUs saved goes on on the host, and what the host saved on GPUs,
   CHECK(with_gpus(resuming("host")) == unbroken);
   CHECK(with_host(resuming("gpus")) == unbroken);
   CHECK(with_gpus(resuming("gpus")) == unbroken);
+}
+
+TEST_CASE("What threads on several GPUs saved goes on on the host, and back, with the same bits",
+          "[checkpoint][cuda][B069][B081]") {
+  const std::vector<int> devices = GENERATE(values<std::vector<int>>({{0, 1}, {2, 1}}));
+  require_peers(3);
+  CAPTURE(devices);
+  const ScratchFolder folder;
+  QuickFiles files;
+  const auto unbroken = with_host([&](auto& optimizer, auto stream, const auto& step) {
+    step(0, 4);
+    return states_of(optimizer, stream);
+  });
+  const auto saving = [&](const std::string& name) {
+    return [&, name](auto& optimizer, auto stream, const auto& step) {
+      step(0, 2);
+      checkpoint::save(optimizer, folder / name, {.files = &files}, stream);
+      step(2, 4);
+      optimizer.verify_parameters(stream);
+      return states_of(optimizer, stream);
+    };
+  };
+  const auto resuming = [&](const std::string& name) {
+    return [&, name](auto& optimizer, auto stream, const auto& step) {
+      checkpoint::load(optimizer, folder / name, {.files = &files}, stream);
+      optimizer.verify_parameters(stream);
+      step(2, 4);
+      return states_of(optimizer, stream);
+    };
+  };
+  CHECK(with_threads(devices, saving("threads")) == unbroken);
+  CHECK(with_host(saving("host")) == unbroken);
+  CHECK(with_threads(devices, resuming("host")) == unbroken);
+  CHECK(with_host(resuming("threads")) == unbroken);
 }
 
 TEST_CASE("GPUs train on while their checkpoint is written, and it holds the state at the call",

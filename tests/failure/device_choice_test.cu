@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <shardopt/cuda.cuh>
 
+#include <support/cuda_calls.hpp>
 #include <support/cuda_ranks.hpp>
+#include <support/message_of.hpp>
 #include <support/processes.hpp>
 #include <support/require_devices.hpp>
 #include <support/unique_id_board.hpp>
@@ -14,6 +16,7 @@
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace so = shardopt;
@@ -75,4 +78,49 @@ TEST_CASE("a device that does not exist is refused by its number, beside those t
   CHECK(cudaDeviceSynchronize() == cudaSuccess);  // nothing is left behind
   CHECK(so::Cuda::select(count - 1).ordinal() == count - 1);
   so::Cuda::select(0);
+}
+
+TEST_CASE("devices that cannot read each other's memory are refused by their numbers, before a rank begins",
+          "[failure][cuda][B069]") {
+  test::require_peers(3);
+  namespace calls = test::cuda_calls;
+  const auto [from, to] = GENERATE(values<std::pair<int, int>>({{0, 2}, {2, 0}}));
+  CAPTURE(from, to);
+  const std::vector<so::ThreadSeat> seats{{.device = 0}, {.device = 1}, {.device = 0}, {.device = 2}};
+  const auto told = [&](bool make) {
+    return test::message_of([&] {
+      if (make) return static_cast<void>(so::Threads<so::Cuda>::make(seats));
+      so::Threads<so::Cuda>::run(seats, [](const so::Threads<so::Cuda>&) { FAIL("a rank has begun"); });
+    });
+  };
+  const std::string refusal = "device " + std::to_string(from) + " cannot read the memory of device " +
+                              std::to_string(to) + "; Threads<Cuda> needs one device or peers, use Nccl";
+  for (const bool make : {true, false}) {
+    calls::reset();
+    calls::part(from, to);
+    CHECK(told(make) == "shardopt: " + refusal);
+    calls::reset();
+    calls::fail("cudaDeviceEnablePeerAccess", 0, cudaErrorTooManyPeers);
+    const std::string failed = told(make);
+    CHECK_THAT(failed, ContainsSubstring("cudaDeviceEnablePeerAccess failed: cudaErrorTooManyPeers"));
+    CHECK_THAT(failed, ContainsSubstring("device 0 cannot read the memory of device 1"));
+    calls::reset();
+    calls::fail("cudaDeviceCanAccessPeer", 0, cudaErrorNotSupported);
+    CHECK_THAT(told(make), ContainsSubstring("cudaDeviceCanAccessPeer failed: cudaErrorNotSupported"));
+    calls::reset();
+  }
+  int current = -1;
+  CHECK(cudaGetDevice(&current) == cudaSuccess);
+  CHECK(current == 0);
+  CHECK(cudaPeekAtLastError() == cudaSuccess);
+  CHECK(so::Threads<so::Cuda>::make(seats).size() == 4);
+}
+
+TEST_CASE("devices that were made peers before are taken as they are", "[failure][cuda][B069]") {
+  test::require_peers(2);
+  static_cast<void>(cudaDeviceEnablePeerAccess(1, 0));  // or an earlier test has
+  static_cast<void>(cudaGetLastError());
+  for (int again = 0; again < 2; ++again)
+    CHECK(so::Threads<so::Cuda>::make({{.device = 0}, {.device = 1}}).size() == 2);
+  CHECK(cudaPeekAtLastError() == cudaSuccess);  // that they were peers before is no failure to leave behind
 }

@@ -6,6 +6,8 @@
 
 #include <map>
 #include <mutex>
+#include <set>
+#include <utility>
 
 namespace test::cuda_calls {
 namespace {
@@ -21,6 +23,7 @@ struct Record {
   std::map<std::string, Failure, std::less<>> failures;
   std::vector<std::int64_t> device;
   std::vector<std::int64_t> pinned;
+  std::set<std::pair<int, int>> parted;
 };
 
 Record& record() {
@@ -45,6 +48,11 @@ int note(const char* function, std::vector<std::int64_t>* list = nullptr, std::s
   return 0;
 }
 
+void deny_parted(int from, int to, int* possible) {
+  const std::lock_guard lock(record().mutex);
+  if (record().parted.contains({from, to})) *possible = 0;
+}
+
 std::int64_t sum(std::initializer_list<std::string_view> functions) {
   std::int64_t total = 0;
   for (const std::string_view function : functions) total += count(function);
@@ -57,6 +65,7 @@ void reset() {
   const std::lock_guard lock(record().mutex);
   record().calls.clear();
   record().failures.clear();
+  record().parted.clear();
   record().device.clear();
   record().pinned.clear();
 }
@@ -64,6 +73,11 @@ void reset() {
 void fail(const std::string& function, std::int64_t n, int status) {
   const std::lock_guard lock(record().mutex);
   record().failures[function] = {n, status};
+}
+
+void part(int from, int to) {
+  const std::lock_guard lock(record().mutex);
+  record().parted.insert({from, to});
 }
 
 std::int64_t count(std::string_view function) {
@@ -127,6 +141,7 @@ SHARDOPT_TEST_WRAP(cudaError_t, cudaEventSynchronize, (cudaEvent_t event), (even
 SHARDOPT_TEST_WRAP(cudaError_t, cudaDeviceSynchronize, (), ())
 SHARDOPT_TEST_WRAP(cudaError_t, cudaSetDevice, (int device), (device))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaGetLastError, (), ())
+SHARDOPT_TEST_WRAP(cudaError_t, cudaDeviceEnablePeerAccess, (int device, unsigned int flags), (device, flags))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaMallocAsync, (void** memory, std::size_t bytes, cudaStream_t stream),
                    (memory, bytes, stream))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaMallocManaged, (void** memory, std::size_t bytes, unsigned int flags),
@@ -178,3 +193,16 @@ SHARDOPT_TEST_WRAP_ALLOCATION(cudaMalloc, device, (void** memory, std::size_t by
 SHARDOPT_TEST_WRAP_ALLOCATION(cudaHostAlloc, pinned, (void** memory, std::size_t bytes, unsigned int flags),
                               (memory, bytes, flags))
 SHARDOPT_TEST_WRAP_ALLOCATION(cudaMallocHost, pinned, (void** memory, std::size_t bytes), (memory, bytes))
+
+#define SHARDOPT_TEST_WRAP_ANSWER(name, parameters, arguments, change) \
+  extern "C" cudaError_t __real_##name parameters;                     \
+  extern "C" cudaError_t __wrap_##name parameters {                    \
+    const int status = test::cuda_calls::note(#name);                  \
+    if (status != 0) return static_cast<cudaError_t>(status);          \
+    const cudaError_t answer = __real_##name arguments;                \
+    test::cuda_calls::change;                                          \
+    return answer;                                                     \
+  }
+
+SHARDOPT_TEST_WRAP_ANSWER(cudaDeviceCanAccessPeer, (int* possible, int device, int peer),
+                          (possible, device, peer), deny_parted(device, peer, possible))

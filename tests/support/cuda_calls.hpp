@@ -17,6 +17,9 @@ void reset();
 /// each call.
 void fail(const std::string& function, std::int64_t n, int status);
 
+/// From now on CUDA says that device `from` cannot read the memory of device `to`.
+void part(int from, int to);
+
 /// How often a function was called since then, over all threads: "cudaMalloc", "ncclReduceScatter", …
 [[nodiscard]] std::int64_t count(std::string_view function);
 

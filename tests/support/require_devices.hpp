@@ -15,4 +15,16 @@ inline void require_devices(int wanted) {
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
 }
 
+/// Likewise where one of so many GPUs cannot read another's memory.
+inline void require_peers(int wanted) {
+  require_devices(wanted);
+  for (int from = 0; from < wanted; ++from) {
+    for (int to = 0; to < wanted; ++to) {
+      int possible = 0;
+      if (from != to) REQUIRE(cudaDeviceCanAccessPeer(&possible, from, to) == cudaSuccess);
+      if (from != to && possible == 0) SKIP("device " << from << " cannot read the memory of device " << to);
+    }
+  }
+}
+
 }  // namespace test

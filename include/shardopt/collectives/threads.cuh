@@ -255,7 +255,13 @@ class Threads<Cuda> {
       static_cast<void>(cudaGetLastError());  // that it was enabled before is no failure to leave behind
       return;
     }
-    throw_if_failed(status, "cudaDeviceEnablePeerAccess");
+    try {
+      throw_if_failed(status, "cudaDeviceEnablePeerAccess");
+    } catch (CudaError& error) {
+      error.add_context("device " + std::to_string(from) + " cannot read the memory of device " +
+                        std::to_string(to) + "; Threads<Cuda> needs one device or peers, use Nccl");
+      throw;
+    }
   }
 
   /// All ranks post; each one's stream waits until the others' buffers are written, works, and then waits

@@ -114,7 +114,7 @@ TEST_CASE("Ranks that are threads on several GPUs, or on some they share, give t
           "[laws][cuda][law3][law5][B069]") {
   const std::vector<int> devices =
       GENERATE(values<std::vector<int>>({{0, 1}, {3, 1}, {0, 1, 0}, {2, 0, 1}, {0, 1, 2, 3}, {0, 0, 1, 1}}));
-  require_devices(1 + *std::max_element(devices.begin(), devices.end()));
+  require_peers(1 + *std::max_element(devices.begin(), devices.end()));
   const std::size_t turn = GENERATE(std::size_t{0}, std::size_t{1});
   const int world = static_cast<int>(devices.size());
   const auto made = [&](std::size_t more) {
