@@ -90,7 +90,8 @@ TEST_CASE("devices that cannot read each other's memory are refused by their num
   const auto told = [&](bool make) {
     return test::message_of([&] {
       if (make) return static_cast<void>(so::Threads<so::Cuda>::make(seats));
-      so::Threads<so::Cuda>::run(seats, [](const so::Threads<so::Cuda>&) { FAIL("a rank has begun"); });
+      so::Threads<so::Cuda>::run(
+          seats, [](const so::Threads<so::Cuda>&) { throw std::runtime_error("a rank has begun"); });
     });
   };
   const std::string refusal = "device " + std::to_string(from) + " cannot read the memory of device " +
