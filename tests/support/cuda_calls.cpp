@@ -9,6 +9,8 @@
 #include <set>
 #include <utility>
 
+extern "C" cudaError_t __real_cudaGetLastError();
+
 namespace test::cuda_calls {
 namespace {
 
@@ -53,6 +55,17 @@ void deny_parted(int from, int to, int* possible) {
   if (record().parted.contains({from, to})) *possible = 0;
 }
 
+/// Notes a copy from or to memory that is neither a device's nor page-locked.
+void note_pageable(const void* to, const void* from) {
+  for (const void* address : {to, from}) {
+    cudaPointerAttributes attributes{};
+    const cudaError_t before = cudaPeekAtLastError();
+    const cudaError_t status = cudaPointerGetAttributes(&attributes, address);
+    if (status != cudaSuccess && before == cudaSuccess) static_cast<void>(__real_cudaGetLastError());
+    if (status == cudaSuccess && attributes.type == cudaMemoryTypeUnregistered) note("pageable copy");
+  }
+}
+
 std::int64_t sum(std::initializer_list<std::string_view> functions) {
   std::int64_t total = 0;
   for (const std::string_view function : functions) total += count(function);
@@ -84,6 +97,12 @@ std::int64_t count(std::string_view function) {
   const std::lock_guard lock(record().mutex);
   const auto found = record().calls.find(function);
   return found == record().calls.end() ? 0 : found->second;
+}
+
+std::int64_t waits() {
+  return sum({"cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaMemcpy",
+              "cudaMemset", "pageable copy", "cudaStreamQuery", "cudaEventQuery", "cudaMalloc", "cudaFree",
+              "cudaHostAlloc", "cudaMallocHost", "cudaFreeHost", "cudaHostRegister"});
 }
 
 std::int64_t launches() { return sum({"cudaLaunchKernelExC", "cudaLaunchKernel"}); }
@@ -124,9 +143,6 @@ SHARDOPT_TEST_WRAP(cudaError_t, cudaLaunchKernel,
                    (const void* kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared,
                     cudaStream_t stream),
                    (kernel, grid, block, arguments, shared, stream))
-SHARDOPT_TEST_WRAP(cudaError_t, cudaMemcpyAsync,
-                   (void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream),
-                   (to, from, bytes, kind, stream))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaMemcpy,
                    (void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind),
                    (to, from, bytes, kind))
@@ -136,6 +152,8 @@ SHARDOPT_TEST_WRAP(cudaError_t, cudaMemset, (void* to, int value, std::size_t by
 SHARDOPT_TEST_WRAP(cudaError_t, cudaEventRecord, (cudaEvent_t event, cudaStream_t stream), (event, stream))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamWaitEvent,
                    (cudaStream_t stream, cudaEvent_t event, unsigned int flags), (stream, event, flags))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamQuery, (cudaStream_t stream), (stream))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaEventQuery, (cudaEvent_t event), (event))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamSynchronize, (cudaStream_t stream), (stream))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaEventSynchronize, (cudaEvent_t event), (event))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaDeviceSynchronize, (), ())
@@ -206,3 +224,17 @@ SHARDOPT_TEST_WRAP_ALLOCATION(cudaMallocHost, pinned, (void** memory, std::size_
 
 SHARDOPT_TEST_WRAP_ANSWER(cudaDeviceCanAccessPeer, (int* possible, int device, int peer),
                           (possible, device, peer), deny_parted(device, peer, possible))
+
+#define SHARDOPT_TEST_WRAP_COPY(name, parameters, arguments)  \
+  extern "C" cudaError_t __real_##name parameters;            \
+  extern "C" cudaError_t __wrap_##name parameters {           \
+    const int status = test::cuda_calls::note(#name);         \
+    if (status != 0) return static_cast<cudaError_t>(status); \
+    if (bytes > 0) test::cuda_calls::note_pageable(to, from); \
+    return __real_##name arguments;                           \
+  }
+
+SHARDOPT_TEST_WRAP_COPY(cudaMemcpyAsync,
+                        (void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                         cudaStream_t stream),
+                        (to, from, bytes, kind, stream))

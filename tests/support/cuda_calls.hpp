@@ -26,6 +26,12 @@ void part(int from, int to);
 /// Calls that enqueue something: launches, copies, fills, event records, waits of streams, collectives.
 [[nodiscard]] std::int64_t enqueued();
 
+/// Calls that make the host wait for a device, or may: for streams and events, synchronous copies and fills,
+/// copies of memory that is not page-locked whatever their name says, allocations and frees; and questions
+/// whether something is done, which waiting loops are made of. (The thread that watches a communicator asks,
+/// too.)
+[[nodiscard]] std::int64_t waits();
+
 /// Bytes of each allocation since then, in order.
 [[nodiscard]] std::vector<std::int64_t> device_allocations();
 [[nodiscard]] std::vector<std::int64_t> pinned_allocations();

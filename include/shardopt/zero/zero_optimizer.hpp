@@ -149,8 +149,8 @@ class ZeroOptimizer {
   ///
   /// Replays of captured steps are the engine's to wait for first; then its graphs go, before this: NCCL
   /// waits for them where the communicator is the library's own. What the optimizer works on goes after it:
-  /// the collective's stream, a borrowed communicator, the engine's buffers. Streams that its calls were given
-  /// may go before, between steps.
+  /// the collective's stream, a borrowed communicator, the engine's buffers. Streams that its calls were
+  /// given may go before, between steps.
   ///
   /// Where one process has several GPUs, CUDA may wait for all of them before it releases page-locked memory:
   /// let every rank's optimizer go before a rank begins another collective, or give an Arena.

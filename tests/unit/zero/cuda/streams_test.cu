@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sharded_adamw.cuh"
 
+#include <support/captured_graph.hpp>
+
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
@@ -53,13 +55,6 @@ __global__ void copy_slowly(float* to, const float* from, std::int64_t count, st
   for (std::int64_t k = threadIdx.x; k < count; k += blockDim.x) to[k] = from[k];
 }
 
-/// Calls that make the host wait for a device.
-std::int64_t waits() {
-  return cuda_calls::count("cudaStreamSynchronize") + cuda_calls::count("cudaEventSynchronize") +
-         cuda_calls::count("cudaDeviceSynchronize") + cuda_calls::count("cudaMemcpy") +
-         cuda_calls::count("cudaMemset");
-}
-
 }  // namespace
 
 TEST_CASE("Gradients may come from several streams, parameters go to another", "[zero][cuda][B075]") {
@@ -110,30 +105,101 @@ TEST_CASE("Gradients may come from several streams, parameters go to another", "
   }
 }
 
+TEST_CASE("What makes the host wait is seen", "[zero][cuda]") {
+  require_devices(1);
+  const OwnStream stream;
+  const OwnMemory<float> device(4);
+  const OwnMemory<float> pinned(4, true);
+  std::vector<float> pageable(4);
+  cudaEvent_t event = nullptr;
+  succeed(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  const auto waits_of = [](const auto& call) {
+    cuda_calls::reset();
+    call();
+    return cuda_calls::waits();
+  };
+  const auto copy = [&](void* to, const void* from) {
+    return waits_of([&] { succeed(cudaMemcpyAsync(to, from, device.bytes(), cudaMemcpyDefault, stream)); });
+  };
+  CHECK(copy(device.data(), pinned.data()) == 0);
+  CHECK(copy(pinned.data(), device.data()) == 0);
+  CHECK(copy(device.data(), pageable.data()) == 1);
+  CHECK(copy(pageable.data(), device.data()) == 1);
+  CHECK(waits_of([&] { succeed(cudaEventRecord(event, stream)); }) == 0);
+  CHECK(waits_of([&] { succeed(cudaStreamWaitEvent(stream, event, 0)); }) == 0);
+  CHECK(waits_of([&] { static_cast<void>(cudaEventQuery(event)); }) == 1);
+  CHECK(waits_of([&] { static_cast<void>(cudaStreamQuery(stream)); }) == 1);
+  static_cast<void>(cudaGetLastError());
+  CHECK(waits_of([&] { succeed(cudaEventSynchronize(event)); }) == 1);
+  CHECK(waits_of([&] { stream.synchronize(); }) == 1);
+  succeed(cudaEventDestroy(event));
+}
+
 TEST_CASE("No call but construction and the ticket waits for the device", "[zero][cuda]") {
   require_devices(2);
+  const so::Reduction reduction = GENERATE(so::Reduction::native, so::Reduction::ordered);
+  CAPTURE(so::name_of(reduction));
   const Communicators comms(2);
-  std::int64_t waited = -1;
+  std::string waiting;  // what waited, by the calls of both ranks
+  std::int64_t asked = 0;
   Meeting meet(2);
   on_ranks(2, [&](int rank) {
     const Rank engine;
-    const auto optimizer = engine.optimizer(comms[rank]);
+    const OwnStream other;
+    const OwnMemory<float> values(2);  // a scale, a scalar
+    values.write({0.5f, 0.5f}, engine.compute);
+    Sharded::Config config = Rank::config();
+    config.reduction = reduction;
+    const auto optimizer = engine.optimizer(config, comms[rank]);
+    const so::StepOptions options{.gradient_scale = static_cast<const float*>(values.data()),
+                                  .scalars = {values.data() + 1}};
+    const auto watch = [&](const std::string& name, const auto& call) {
+      meet();
+      if (rank == 0) cuda_calls::reset();
+      meet();
+      call();
+      meet();
+      if (rank == 0 && cuda_calls::waits() != 0) waiting += name + "; ";
+    };
+    const auto enqueue_step = [&](const so::StepOptions& with) {
+      watch("gradient_ready", [&] { optimizer->gradient_ready(engine.ids, engine.compute); });
+      watch("step", [&] { static_cast<void>(optimizer->step(with, engine.compute)); });
+      watch("wait_parameters", [&] { optimizer->wait_parameters(engine.ids, engine.compute); });
+      watch("zero_gradients", [&] { optimizer->zero_gradients(engine.compute); });
+      watch("reduce", [&] { static_cast<void>(optimizer->reduce(with, engine.compute)); });
+      watch("apply", [&] { static_cast<void>(optimizer->apply({}, engine.compute)); });
+      watch("reduce", [&] { static_cast<void>(optimizer->reduce(with, engine.compute)); });
+      watch("discard", [&] { static_cast<void>(optimizer->discard(engine.compute)); });
+    };
+    so::StepTicket ticket = optimizer->last_result(engine.compute);
+    for (int step = 0; step < 3; ++step) {
+      enqueue_step(options);
+      watch("wait_parameters elsewhere", [&] { optimizer->wait_parameters(other); });
+      watch("set_inputs", [&] { optimizer->set_inputs(0.5f, 0.25f, engine.compute); });
+      watch("set_inputs", [&] { optimizer->set_inputs(0.5f, values.data(), engine.compute); });
+      watch("last_result", [&] { ticket = optimizer->last_result(engine.compute); });
+      watch("set_rule", [&] { optimizer->set_rule("default", {.lr = 0.02}, engine.compute); });
+      watch("refresh_masters", [&] { optimizer->refresh_masters(engine.compute); });
+      watch("restore_parameters", [&] { optimizer->restore_parameters(engine.compute); });
+    }
+    optimizer->wait_parameters(engine.compute);
+    const CapturedGraph graph(engine.compute, [&] { enqueue_step({.scalars = options.scalars}); });
+    for (int replay = 0; replay < 2; ++replay) {
+      watch("set_inputs before a replay",
+            [&] { optimizer->set_inputs(0.5f, values.data(), engine.compute); });
+      graph.replay(engine.compute);
+      watch("last_result of a replay", [&] { ticket = optimizer->last_result(engine.compute); });
+    }
     meet();
     if (rank == 0) cuda_calls::reset();
     meet();
-    for (int step = 0; step < 3; ++step) {
-      optimizer->gradient_ready(engine.ids, engine.compute);
-      static_cast<void>(optimizer->step({}, engine.compute));
-      optimizer->wait_parameters(engine.ids, engine.compute);
-      optimizer->zero_gradients(engine.compute);
-      static_cast<void>(optimizer->reduce({}, engine.compute));
-      static_cast<void>(optimizer->discard(engine.compute));
-    }
+    static_cast<void>(ticket.get());
     meet();
-    if (rank == 0) waited = waits();
+    if (rank == 0) asked = cuda_calls::waits();
     meet();
   });
-  CHECK(waited == 0);
+  CHECK(waiting == "");
+  CHECK(asked == 2);  // each rank once
 }
 
 TEST_CASE("An optimizer may go right after a step", "[zero][cuda][B077]") {
