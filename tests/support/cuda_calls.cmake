@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-# count_cuda_calls(test): lets a test made by shardopt_add_test() count its calls of CUDA and NCCL (cuda_calls.hpp).
+# count_cuda_calls(test): lets a test made by shardopt_add_test(), or any other program, count its calls of CUDA and NCCL
+# (cuda_calls.hpp).
 function(count_cuda_calls name)
-  if(NOT TARGET test_${name})
+  set(target test_${name})
+  if(NOT TARGET ${target})
+    set(target ${name})
+  endif()
+  if(NOT TARGET ${target})
     return()
   endif()
   set(source ${PROJECT_SOURCE_DIR}/tests/support/cuda_calls.cpp)
-  target_sources(test_${name} PRIVATE ${source})
+  target_sources(${target} PRIVATE ${source})
   file(STRINGS ${source} lines REGEX "^SHARDOPT_TEST_WRAP")
   foreach(line IN LISTS lines)
     if(line MATCHES "\\(((cudaError_t|ncclResult_t), )?((cuda|nccl)[A-Z][A-Za-z]+),")
-      target_link_options(test_${name} PRIVATE "LINKER:--wrap=${CMAKE_MATCH_3}")
+      target_link_options(${target} PRIVATE "LINKER:--wrap=${CMAKE_MATCH_3}")
     endif()
   endforeach()
 endfunction()

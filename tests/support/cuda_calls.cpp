@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <set>
@@ -66,6 +67,23 @@ void note_pageable(const void* to, const void* from) {
   }
 }
 
+std::atomic<void (*)(const char*)> failure_observer{nullptr};
+
+void tell(const char* function) {
+  if (auto* const observer = failure_observer.load()) observer(function);
+}
+
+[[maybe_unused]] cudaError_t told(const char* function, cudaError_t status) {
+  const bool expected =
+      status == cudaSuccess || status == cudaErrorNotReady || status == cudaErrorPeerAccessAlreadyEnabled;
+  if (!expected && std::string_view(function) != "cudaGetLastError") tell(function);
+  return status;
+}
+[[maybe_unused]] ncclResult_t told(const char* function, ncclResult_t status) {
+  if (status != ncclSuccess && status != ncclInProgress) tell(function);
+  return status;
+}
+
 std::int64_t sum(std::initializer_list<std::string_view> functions) {
   std::int64_t total = 0;
   for (const std::string_view function : functions) total += count(function);
@@ -92,6 +110,8 @@ void part(int from, int to) {
   const std::lock_guard lock(record().mutex);
   record().parted.insert({from, to});
 }
+
+void on_failure(void (*observer)(const char* function)) { failure_observer = observer; }
 
 std::int64_t count(std::string_view function) {
   const std::lock_guard lock(record().mutex);
@@ -128,12 +148,12 @@ std::int64_t other_allocations() { return sum({"cudaMallocAsync", "cudaMallocMan
 
 }  // namespace test::cuda_calls
 
-#define SHARDOPT_TEST_WRAP(result, name, parameters, arguments) \
-  extern "C" result __real_##name parameters;                   \
-  extern "C" result __wrap_##name parameters {                  \
-    const int status = test::cuda_calls::note(#name);           \
-    if (status != 0) return static_cast<result>(status);        \
-    return __real_##name arguments;                             \
+#define SHARDOPT_TEST_WRAP(result, name, parameters, arguments)    \
+  extern "C" result __real_##name parameters;                      \
+  extern "C" result __wrap_##name parameters {                     \
+    const int status = test::cuda_calls::note(#name);              \
+    if (status != 0) return static_cast<result>(status);           \
+    return test::cuda_calls::told(#name, __real_##name arguments); \
   }
 
 SHARDOPT_TEST_WRAP(cudaError_t, cudaLaunchKernelExC,
@@ -153,7 +173,38 @@ SHARDOPT_TEST_WRAP(cudaError_t, cudaEventRecord, (cudaEvent_t event, cudaStream_
 SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamWaitEvent,
                    (cudaStream_t stream, cudaEvent_t event, unsigned int flags), (stream, event, flags))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamQuery, (cudaStream_t stream), (stream))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaEventCreateWithFlags, (cudaEvent_t * event, unsigned int flags),
+                   (event, flags))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaEventDestroy, (cudaEvent_t event), (event))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaEventQuery, (cudaEvent_t event), (event))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamCreateWithFlags, (cudaStream_t * stream, unsigned int flags),
+                   (stream, flags))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamDestroy, (cudaStream_t stream), (stream))
+#if CUDART_VERSION >= 13000
+SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamGetCaptureInfo,
+                   (cudaStream_t stream, cudaStreamCaptureStatus* status_out, unsigned long long* id,
+                    cudaGraph_t* graph, const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
+                    std::size_t* count),
+                   (stream, status_out, id, graph, nodes, edges, count))
+#else
+SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamGetCaptureInfo,
+                   (cudaStream_t stream, cudaStreamCaptureStatus* status_out, unsigned long long* id),
+                   (stream, status_out, id))
+#endif
+SHARDOPT_TEST_WRAP(cudaError_t, cudaThreadExchangeStreamCaptureMode, (cudaStreamCaptureMode * mode), (mode))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamBeginCapture, (cudaStream_t stream, cudaStreamCaptureMode mode),
+                   (stream, mode))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t* graph),
+                   (stream, graph))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaGraphInstantiate,
+                   (cudaGraphExec_t * executable, cudaGraph_t graph, unsigned long long flags),
+                   (executable, graph, flags))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaGraphLaunch, (cudaGraphExec_t executable, cudaStream_t stream),
+                   (executable, stream))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaGraphDestroy, (cudaGraph_t graph), (graph))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaGraphExecDestroy, (cudaGraphExec_t executable), (executable))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaGetDevice, (int* device), (device))
+SHARDOPT_TEST_WRAP(cudaError_t, cudaGetDeviceCount, (int* count), (count))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaStreamSynchronize, (cudaStream_t stream), (stream))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaEventSynchronize, (cudaEvent_t event), (event))
 SHARDOPT_TEST_WRAP(cudaError_t, cudaDeviceSynchronize, (), ())
@@ -198,13 +249,27 @@ SHARDOPT_TEST_WRAP(ncclResult_t, ncclRecv,
                     cudaStream_t stream),
                    (to, count, type, peer, comm, stream))
 SHARDOPT_TEST_WRAP(ncclResult_t, ncclGroupStart, (), ())
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclGroupEnd, (), ())
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclGetUniqueId, (ncclUniqueId * id), (id))
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclCommInitRank, (ncclComm_t * comm, int world, ncclUniqueId id, int rank),
+                   (comm, world, id, rank))
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclCommInitRankConfig,
+                   (ncclComm_t * comm, int world, ncclUniqueId id, int rank, ncclConfig_t* config),
+                   (comm, world, id, rank, config))
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclCommUserRank, (ncclComm_t comm, int* rank), (comm, rank))
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclCommCount, (ncclComm_t comm, int* count), (comm, count))
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclCommCuDevice, (ncclComm_t comm, int* device), (comm, device))
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t comm, ncclResult_t* status_out),
+                   (comm, status_out))
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclCommDestroy, (ncclComm_t comm), (comm))
+SHARDOPT_TEST_WRAP(ncclResult_t, ncclCommAbort, (ncclComm_t comm), (comm))
 
 #define SHARDOPT_TEST_WRAP_ALLOCATION(name, list, parameters, arguments)                       \
   extern "C" cudaError_t __real_##name parameters;                                             \
   extern "C" cudaError_t __wrap_##name parameters {                                            \
     const int status = test::cuda_calls::note(#name, &test::cuda_calls::record().list, bytes); \
     if (status != 0) return static_cast<cudaError_t>(status);                                  \
-    return __real_##name arguments;                                                            \
+    return test::cuda_calls::told(#name, __real_##name arguments);                             \
   }
 
 SHARDOPT_TEST_WRAP_ALLOCATION(cudaMalloc, device, (void** memory, std::size_t bytes), (memory, bytes))
@@ -219,19 +284,19 @@ SHARDOPT_TEST_WRAP_ALLOCATION(cudaMallocHost, pinned, (void** memory, std::size_
     if (status != 0) return static_cast<cudaError_t>(status);          \
     const cudaError_t answer = __real_##name arguments;                \
     test::cuda_calls::change;                                          \
-    return answer;                                                     \
+    return test::cuda_calls::told(#name, answer);                      \
   }
 
 SHARDOPT_TEST_WRAP_ANSWER(cudaDeviceCanAccessPeer, (int* possible, int device, int peer),
                           (possible, device, peer), deny_parted(device, peer, possible))
 
-#define SHARDOPT_TEST_WRAP_COPY(name, parameters, arguments)  \
-  extern "C" cudaError_t __real_##name parameters;            \
-  extern "C" cudaError_t __wrap_##name parameters {           \
-    const int status = test::cuda_calls::note(#name);         \
-    if (status != 0) return static_cast<cudaError_t>(status); \
-    if (bytes > 0) test::cuda_calls::note_pageable(to, from); \
-    return __real_##name arguments;                           \
+#define SHARDOPT_TEST_WRAP_COPY(name, parameters, arguments)       \
+  extern "C" cudaError_t __real_##name parameters;                 \
+  extern "C" cudaError_t __wrap_##name parameters {                \
+    const int status = test::cuda_calls::note(#name);              \
+    if (status != 0) return static_cast<cudaError_t>(status);      \
+    if (bytes > 0) test::cuda_calls::note_pageable(to, from);      \
+    return test::cuda_calls::told(#name, __real_##name arguments); \
   }
 
 SHARDOPT_TEST_WRAP_COPY(cudaMemcpyAsync,

@@ -20,6 +20,10 @@ void fail(const std::string& function, std::int64_t n, int status);
 /// From now on CUDA says that device `from` cannot read the memory of device `to`.
 void part(int from, int to);
 
+/// From now on `observer` is told of each call that fails, by the thread that makes it, before it returns:
+/// not of "not ready", "in progress" and "already enabled", nor of what cudaGetLastError tells again.
+void on_failure(void (*observer)(const char* function));
+
 /// How often a function was called since then, over all threads: "cudaMalloc", "ncclReduceScatter", …
 [[nodiscard]] std::int64_t count(std::string_view function);
 

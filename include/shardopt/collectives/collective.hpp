@@ -81,8 +81,8 @@ struct BlockLayout {
 ///    one.
 ///  - `abort(std::string_view)`: this rank goes no further; the others must not wait for it.
 ///  - `throw_if_failed()`: throws if the collective has failed already. Called before a call has effects.
-///  - `waiter()`: a std::function that waits on the host for an event of the device, and throws if the
-///    collective fails meanwhile; may outlive the model.
+///  - `waiter()`: a std::function that waits on the host for an event of the device, and throws a
+///    CollectiveError if the collective fails meanwhile; may outlive the model.
 ///  - `stuck()`: whether work on the device may wait for a lost peer for ever. Memory is then not freed.
 template <class Model>
 concept Collective = std::movable<Model> &&

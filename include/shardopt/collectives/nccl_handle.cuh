@@ -215,10 +215,11 @@ class NcclHandle {
   }
 
   void watch_until_told() {
-    static_cast<void>(cudaSetDevice(device_.ordinal()));
+    shardopt::throw_if_failed(cudaSetDevice(device_.ordinal()), "cudaSetDevice");
     cudaStreamCaptureMode mode =
         cudaStreamCaptureModeRelaxed;  // queries here must not end another thread's capture
-    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+    shardopt::throw_if_failed(cudaThreadExchangeStreamCaptureMode(&mode),
+                              "cudaThreadExchangeStreamCaptureMode");
     std::unique_lock lock(mutex_);
     while (!stopping_ && !failed_) {
       changed_.wait_for(lock, std::chrono::milliseconds(20));

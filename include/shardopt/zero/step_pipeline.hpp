@@ -282,7 +282,7 @@ class StepPipeline {
     device.record(event, stream);
     try {
       waiter_of(comm_)(event);
-    } catch (const Error&) {
+    } catch (const CollectiveError&) {
       if (is_stuck(comm_)) throw;
       device.synchronize(event);
     }
