@@ -281,17 +281,37 @@ class Threads<Cuda> {
       for (int source = 0; source < world(); ++source) {
         const auto& posted = rendezvous.of(source);
         ranks.push_back({posted.data, *static_cast<const std::shared_ptr<Resources>*>(posted.source)});
-        if (source != rank()) device().wait(stream(), ranks.back().resources->ready);
+      }
+      for (int source = 0; source < world(); ++source) {
+        if (source != rank()) device().wait(stream(), resources_of(ranks, source).ready);
       }
       work(ranks);
       device().record(resources_->done, stream());
     } catch (...) {
-      rendezvous.done();  // others still read what this rank posted
+      device().finish(stream());  // no event says when its reads of the others' memory end
+      rendezvous.done();          // others still read what this rank posted
+      finish_reads(ranks);
       throw;
     }
     rendezvous.done();
-    for (int source = 0; source < world(); ++source) {
-      if (source != rank()) device().wait(stream(), ranks[static_cast<std::size_t>(source)].resources->done);
+    try {
+      for (int source = 0; source < world(); ++source) {
+        if (source != rank()) device().wait(stream(), resources_of(ranks, source).done);
+      }
+    } catch (...) {
+      finish_reads(ranks);
+      throw;
+    }
+  }
+
+  [[nodiscard]] static const Resources& resources_of(const std::vector<Posted>& ranks, int rank) noexcept {
+    return *ranks[static_cast<std::size_t>(rank)].resources;
+  }
+
+  /// Waits on the host until the other ranks have read this one's memory: a rank that has failed may free it.
+  void finish_reads(const std::vector<Posted>& ranks) const noexcept {
+    for (const Posted& posted : ranks) {
+      if (posted.resources != resources_) device().finish(posted.resources->done);
     }
   }
 
