@@ -16,6 +16,7 @@
 
 namespace so = shardopt;
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
 using namespace std::chrono_literals;
 
 namespace {
@@ -50,25 +51,36 @@ so::ParameterTable make_table() {
 /// What a rank says where a machine has fewer GPUs than there are ranks.
 const std::string too_few_devices = "too few GPUs";
 
-/// Ten steps; rank 2 dies in the third. @return seconds from its death to the exception, and the text
-std::string survive(support::UniqueIdBoard& board, int rank, int world) {
+constexpr int survivors_world = 4;
+constexpr int lost_rank = 2;
+
+/// Ten steps. All that the third enqueues is enqueued when rank 2 dies, and nothing before it is under way.
+/// @return the text of the exception and that of the next one
+std::string survive(support::UniqueIdBoard& board, int rank, std::chrono::milliseconds deadline) {
   int devices = 0;
   so::throw_if_failed(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-  if (devices < world) return too_few_devices;
+  if (devices < survivors_world) return too_few_devices;
   so::throw_if_failed(cudaSetDevice(rank), "cudaSetDevice");
   Buffers buffers;
   const ncclUniqueId id = board.meet(rank);
-  Optimizer optimizer(make_table(), {.sharding = {.bucket_bytes = 16384}},
-                      so::Nccl::create(id, rank, world, buffers.comm_stream, {.deadline = 2s}),
-                      so::FlatBuffers{buffers.parameters, buffers.gradients}, buffers.stream);
+  Optimizer optimizer(
+      make_table(), {.sharding = {.bucket_bytes = 16384}},
+      so::Nccl::create(id, rank, survivors_world, buffers.comm_stream, {.deadline = deadline}),
+      so::FlatBuffers{buffers.parameters, buffers.gradients}, buffers.stream);
   std::string first;
   for (int step = 1; step <= 10; ++step) {
-    if (step == 3 && rank == 2) raise(SIGKILL);
+    if (step == 3 && rank == lost_rank) {
+      board.wait_for_all(survivors_world);
+      raise(SIGKILL);
+    }
     try {
-      const so::StepResult result = optimizer.step({}, buffers.stream).get();
+      const so::StepTicket ticket = optimizer.step({}, buffers.stream);
+      if (step == 3) board.wait_for_all(survivors_world);
+      const so::StepResult result = ticket.get();
       optimizer.wait_parameters(buffers.stream);
       if (result.iteration != step) return "wrong iteration";
       so::throw_if_failed(cudaStreamSynchronize(buffers.stream), "cudaStreamSynchronize");
+      so::throw_if_failed(cudaStreamSynchronize(buffers.comm_stream), "cudaStreamSynchronize");
     } catch (const so::Error& error) {
       if (!first.empty()) return first + "\nagain: " + error.what();
       first = error.what();
@@ -77,26 +89,35 @@ std::string survive(support::UniqueIdBoard& board, int rank, int world) {
   return "no exception";
 }
 
+/// Every survivor throws soon: its rank, the step, and of the step's three buckets the one reduced first.
+void require_survivors(std::chrono::milliseconds deadline, const std::string& reason) {
+  support::UniqueIdBoard& board = support::make_unique_id_board();
+  const auto ends = support::run_processes(
+      survivors_world, [&](int rank) { return survive(board, rank, deadline); }, 60s);
+  if (ends[0].text == too_few_devices) SKIP("needs " << survivors_world << " GPUs");
+  CHECK(ends[lost_rank].signal == SIGKILL);
+  for (int rank = 0; rank < survivors_world; ++rank) {
+    if (rank == lost_rank) continue;
+    const auto& end = ends[static_cast<std::size_t>(rank)];
+    CAPTURE(rank, end.text, end.signal);
+    CHECK(end.exit_code == 0);
+    CHECK_THAT(end.text, StartsWith("shardopt: rank " + std::to_string(rank) +
+                                    ": iteration 3, the reduction of bucket 2 has not finished; " + reason) &&
+                             ContainsSubstring("again: "));
+    CHECK(end.seconds - ends[lost_rank].seconds < 4);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("when a process is killed every survivor throws, naming its rank, the step and the bucket",
           "[failure][cuda][B067]") {
-  constexpr int world = 4;
-  support::UniqueIdBoard& board = support::make_unique_id_board();
-  const auto ends = support::run_processes(
-      world, [&](int rank) { return survive(board, rank, world); }, 60s);
-  if (ends[0].text == too_few_devices) SKIP("needs " << world << " GPUs");
-  CHECK(ends[2].signal == SIGKILL);
-  for (int rank = 0; rank < world; ++rank) {
-    if (rank == 2) continue;
-    const auto& end = ends[static_cast<std::size_t>(rank)];
-    CAPTURE(rank, end.text, end.signal);
-    CHECK(end.exit_code == 0);
-    CHECK_THAT(end.text, ContainsSubstring("rank " + std::to_string(rank) + ": iteration 3, ") &&
-                             ContainsSubstring("bucket") && ContainsSubstring("has not finished") &&
-                             ContainsSubstring("again: "));
-    CHECK(end.seconds - ends[2].seconds < 4);
-  }
+  require_survivors(2s, "");
+}
+
+TEST_CASE("what NCCL reports of a killed process is thrown at once, long before the deadline",
+          "[failure][cuda][B067]") {
+  require_survivors(30s, std::string("NCCL reports: ") + ncclGetErrorString(ncclRemoteError));
 }
 
 TEST_CASE("waiting under a deadline leaves no error behind for the engine to find", "[failure][cuda]") {

@@ -12,7 +12,7 @@
 
 namespace support {
 
-/// What processes that are forked share: a communicator's id, once rank 0 has made it.
+/// What processes that are forked share: a communicator's id, once rank 0 has made it, and a place to wait.
 class UniqueIdBoard {
  public:
   /// Makes the id on rank 0, waits for it on the others.
@@ -24,9 +24,14 @@ class UniqueIdBoard {
     while (!ready_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return id_;
   }
+  /// Waits until all ranks have come. Once.
+  void wait_for_all(int world) {
+    for (++came_; came_ < world;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 
  private:
   std::atomic<bool> ready_{false};
+  std::atomic<int> came_{0};
   ncclUniqueId id_{};
 };
 

@@ -58,8 +58,9 @@ namespace shardopt::inline v0 {
 /// later call throws the same cause.
 ///
 /// Every call but construction can also throw that cause, and what the device or the collective throws when a
-/// call of theirs fails (CudaError, NcclError, CollectiveError): that breaks it. What argument checking
-/// throws has enqueued nothing and breaks nothing.
+/// call of theirs fails (CudaError, NcclError, CollectiveError): that breaks it, and the message says so. A
+/// CudaError that does not say so came before anything was enqueued: the call may be made again. What
+/// argument checking throws has enqueued nothing and breaks nothing.
 template <OptimizerRule Rule,         ///< what one element's update is
           ShardingPolicy Sharding,    ///< who owns which elements
           Collective Comm,            ///< how ranks talk; names the device
