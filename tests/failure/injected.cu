@@ -381,6 +381,8 @@ class Training {
         throw;
       }
     }
+    // What another rank's failure has cut off is read by nobody.
+    call(report_, [&] { optimizer_.synchronize(engine_.stream); });
     char digest[17];
     std::snprintf(digest, sizeof digest, "%016llx",
                   static_cast<unsigned long long>(look(optimizer_, engine_, report_).digest()));
