@@ -261,7 +261,7 @@ std::string later_failure(Optimizer& optimizer, const Engine& engine, const std:
   };
   add([&] { static_cast<void>(optimizer.step({}, engine.stream)); });
   add([&] { optimizer.gradient_ready(so::ParameterId{0}, engine.stream); });
-  add([&] { optimizer.wait_parameters(engine.stream); });
+  if (!device_is_lost) add([&] { optimizer.wait_parameters(engine.stream); });  // may have nothing to do
   add([&] { optimizer.zero_gradients(engine.stream); });
   return result;
 }
