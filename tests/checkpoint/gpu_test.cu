@@ -140,11 +140,10 @@ std::vector<float> with_host(const Body& body) {
   return result;
 }
 
-}  // namespace
-
-TEST_CASE("What GPUs saved goes on on the host, and what the host saved on GPUs, with the same bits",
-          "[checkpoint][cuda][B081]") {
-  require_devices(world);
+/// What on_devices(body) saved goes on on the host, and what the host saved on devices, with the bits of a run
+/// without a break.
+template <class OnDevices>
+void exchange_with_host(const OnDevices& on_devices) {
   const ScratchFolder folder;
   QuickFiles files;
   const auto unbroken = with_host([&](auto& optimizer, auto stream, const auto& step) {
@@ -157,6 +156,7 @@ TEST_CASE("What GPUs saved goes on on the host, and what the host saved on GPUs,
       step(0, 3);
       checkpoint::save(optimizer, folder / name, {.files = &files}, stream);
       step(3, 6);
+      optimizer.verify_parameters(stream);
       return states_of(optimizer, stream);
     };
   };
@@ -169,11 +169,19 @@ TEST_CASE("What GPUs saved goes on on the host, and what the host saved on GPUs,
       return states_of(optimizer, stream);
     };
   };
-  CHECK(with_gpus(saving("gpus")) == unbroken);
+  CHECK(on_devices(saving("devices")) == unbroken);
   CHECK(with_host(saving("host")) == unbroken);
-  CHECK(with_gpus(resuming("host")) == unbroken);
-  CHECK(with_host(resuming("gpus")) == unbroken);
-  CHECK(with_gpus(resuming("gpus")) == unbroken);
+  CHECK(on_devices(resuming("host")) == unbroken);
+  CHECK(with_host(resuming("devices")) == unbroken);
+  CHECK(on_devices(resuming("devices")) == unbroken);
+}
+
+}  // namespace
+
+TEST_CASE("What GPUs saved goes on on the host, and what the host saved on GPUs, with the same bits",
+          "[checkpoint][cuda][B081]") {
+  require_devices(world);
+  exchange_with_host([](const auto& body) { return with_gpus(body); });
 }
 
 TEST_CASE("What threads on several GPUs saved goes on on the host, and back, with the same bits",
@@ -181,33 +189,7 @@ TEST_CASE("What threads on several GPUs saved goes on on the host, and back, wit
   const std::vector<int> devices = GENERATE(values<std::vector<int>>({{0, 1}, {2, 1}}));
   require_peers(3);
   CAPTURE(devices);
-  const ScratchFolder folder;
-  QuickFiles files;
-  const auto unbroken = with_host([&](auto& optimizer, auto stream, const auto& step) {
-    step(0, 4);
-    return states_of(optimizer, stream);
-  });
-  const auto saving = [&](const std::string& name) {
-    return [&, name](auto& optimizer, auto stream, const auto& step) {
-      step(0, 2);
-      checkpoint::save(optimizer, folder / name, {.files = &files}, stream);
-      step(2, 4);
-      optimizer.verify_parameters(stream);
-      return states_of(optimizer, stream);
-    };
-  };
-  const auto resuming = [&](const std::string& name) {
-    return [&, name](auto& optimizer, auto stream, const auto& step) {
-      checkpoint::load(optimizer, folder / name, {.files = &files}, stream);
-      optimizer.verify_parameters(stream);
-      step(2, 4);
-      return states_of(optimizer, stream);
-    };
-  };
-  CHECK(with_threads(devices, saving("threads")) == unbroken);
-  CHECK(with_host(saving("host")) == unbroken);
-  CHECK(with_threads(devices, resuming("host")) == unbroken);
-  CHECK(with_host(resuming("threads")) == unbroken);
+  exchange_with_host([&](const auto& body) { return with_threads(devices, body); });
 }
 
 TEST_CASE("GPUs train on while their checkpoint is written, and it holds the state at the call",

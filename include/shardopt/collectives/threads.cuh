@@ -241,14 +241,15 @@ class Threads<Cuda> {
     }
   }
 
+  [[nodiscard]] static std::string cannot_read(int from, int to) {
+    return "device " + std::to_string(from) + " cannot read the memory of device " + std::to_string(to) +
+           "; Threads<Cuda> needs one device or peers, use Nccl";
+  }
+
   static void enable_peer_access(int from, int to) {
     int possible = 0;
     throw_if_failed(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
-    if (possible == 0) {
-      throw std::invalid_argument("shardopt: device " + std::to_string(from) +
-                                  " cannot read the memory of device " + std::to_string(to) +
-                                  "; Threads<Cuda> needs one device or peers, use Nccl");
-    }
+    if (possible == 0) throw std::invalid_argument("shardopt: " + cannot_read(from, to));
     const CudaDeviceGuard guard(from);
     const cudaError_t status = cudaDeviceEnablePeerAccess(to, 0);
     if (status == cudaErrorPeerAccessAlreadyEnabled) {
@@ -258,8 +259,7 @@ class Threads<Cuda> {
     try {
       throw_if_failed(status, "cudaDeviceEnablePeerAccess");
     } catch (CudaError& error) {
-      error.add_context("device " + std::to_string(from) + " cannot read the memory of device " +
-                        std::to_string(to) + "; Threads<Cuda> needs one device or peers, use Nccl");
+      error.add_context(cannot_read(from, to));
       throw;
     }
   }

@@ -271,30 +271,3 @@ TEMPLATE_TEST_CASE("Digests count elements beyond 2^31 and 2^32", "[devices][cud
   so::Cuda(0).add_digest(device_elements.data(), 1031, static_cast<std::uint64_t>(far), sum.data(), stream);
   CHECK(sum.read(stream)[0] == expected);
 }
-
-TEMPLATE_TEST_CASE("Squares of gradients that begin anywhere are summed as on the host", "[devices][cuda]",
-                   float, so::bf16, so::fp16) {
-  const std::size_t slip = GENERATE(0U, 1U, 2U, 3U);
-  CAPTURE(slip);
-  require_devices(1);
-  const OwnStream stream;
-  Buffer parameters(any<TestType>(1), 0, stream);
-  Buffer gradients(any<TestType>(2), slip, stream);
-  constexpr std::size_t words = so::exact_sum::Squares::limbs + 1;
-  std::vector<std::int64_t> expected(words, 0);
-  so::Host{}.template add_squares<TestType>(
-      tiles_over(parameters.host(), gradients.host(), sizeof(TestType), sizeof(TestType), 0).data(),
-      tile_count, expected.data(), expected.data() + words - 1, {});
-  const OwnMemory<so::Tile> tiles(tile_count);
-  // The index of state is none of its business.
-  tiles.write(tiles_over(parameters.device(), gradients.device(), sizeof(TestType), sizeof(TestType),
-                         (std::int64_t{1} << 33) + 3),
-              stream);
-  const OwnMemory<std::int64_t> sums(words);
-  sums.fill(0, stream);
-  so::Cuda(0).template add_squares<TestType>(tiles.data(), tile_count, sums.data(), sums.data() + words - 1,
-                                             stream);
-  const std::vector<std::int64_t> got = sums.read(stream);
-  CHECK(so::exact_sum::Squares::to_double(got.data()) == so::exact_sum::Squares::to_double(expected.data()));
-  CHECK(got.back() == expected.back());
-}

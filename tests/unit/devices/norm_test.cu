@@ -63,7 +63,7 @@ std::vector<so::Tile> tiles_over(void* gradient, std::size_t element_bytes) {
 TEMPLATE_TEST_CASE("The sum of squares on a GPU has the host's limbs and its number of non-finite elements",
                    "[devices][cuda]", float, so::bf16, so::fp16) {
   const bool specials = GENERATE(false, true);
-  const std::size_t slip = GENERATE(0U, 1U, 2U);
+  const std::size_t slip = GENERATE(0U, 1U, 2U, 3U);
   CAPTURE(specials, slip);
   require_devices(1);
   const OwnStream stream;
