@@ -140,8 +140,8 @@ std::vector<float> with_host(const Body& body) {
   return result;
 }
 
-/// What on_devices(body) saved goes on on the host, and what the host saved on devices, with the bits of a run
-/// without a break.
+/// What on_devices(body) saved goes on on the host, and what the host saved on devices, with the bits of a
+/// run without a break.
 template <class OnDevices>
 void exchange_with_host(const OnDevices& on_devices) {
   const ScratchFolder folder;
